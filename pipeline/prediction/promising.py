@@ -1,40 +1,34 @@
 """The configurations that may be the fastest within a budget, simulated in the order of their expected speed.
 
-What a few configurations need tells what the others are expected to: the logarithm of a step's time is a sum over the
-values of the dimensions, and so is the peak, in proportion to the micro-batch size. Each round simulates those that are
-expected to be the fastest of what may fit, until all others are expected to be slower than the best one found. N counts
-configurations, F features.
+Each round simulates those that are expected to be the fastest of what may fit (expectation.py), until all others are
+expected to be slower than the best one found. N counts configurations.
 """
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
 from pipeline.memory.device import num_cores
+from pipeline.prediction.expectation import SIZE, Expectation
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.step_time import CostPrior, estimated
 
-SIZE = "micro_batch_size"
 FEWEST = 48
 """Configurations that are all simulated, where there are no more."""
 ROUND_PER_CORE = 4
 """Configurations of a round for each core."""
-BUSY_SIZE = 8
-"""Sequences of a micro-batch that keep a device busy: at most so many are in the first configurations."""
 MAY_FIT = 1.15
 """Expected share of the budget up to which a configuration is simulated: expectations err."""
 NUM_FRUITLESS_ROUNDS = 3
 """Rounds of the smallest expected peaks after which nothing is taken to fit."""
-RIDGE = 1e-3
 Outcome = Prediction | InvalidInputError
-Vector = NDArray[np.float64]
 
 
 def predict_promising(
@@ -83,32 +77,11 @@ class _Space:
     ) -> None:
         self._experiments, self._choices = experiments, choices
         self._budget_bytes, self._prior, self._slower = budget_bytes, prior, slower
-        sizes_N1 = np.array([[one.micro_batch_size] for one in experiments], dtype=np.float64)
-        names = {name: list(dict.fromkeys(choice[name] for choice in choices)) for name in choices[0]}
-        is_value_NF = np.array(
-            [[float(choice[name] == value) for name, values in names.items() for value in values] for choice in choices]
-        )
-        self._values = names
-        self._of_time_NF = np.hstack([np.ones_like(sizes_N1), is_value_NF, 1 / sizes_N1, is_value_NF / sizes_N1])
-        self._of_memory_NF = np.hstack([self._of_time_NF, is_value_NF * sizes_N1 / sizes_N1.max()])
+        self._expectation = Expectation(choices, [one.micro_batch_size for one in experiments])
 
     def first(self) -> list[int]:
-        """Return one configuration, and one for each value of each dimension that is otherwise like it.
-
-        Its micro-batch is one that keeps a device busy: with a smaller one the host sets the time, whatever a value
-        saves on the device.
-        """
-        sizes = [one.micro_batch_size for one in self._experiments]
-        busy = max((size for size in sizes if size <= BUSY_SIZE), default=min(sizes))
-        first = self._choices[sizes.index(busy)]
-
-        def likest(name: str, value: object) -> int:
-            wanted = {**first, name: value}
-            own = (number for number, choice in enumerate(self._choices) if choice[name] == value)
-            return max(own, key=lambda number: sum(self._choices[number][each] == wanted[each] for each in wanted))
-
-        likes = (likest(name, value) for name, values in self._values.items() for value in values)
-        return list(dict.fromkeys([sizes.index(busy), *likes]))
+        """Return those that tell most of the others."""
+        return self._expectation.first()
 
     def best(self, known: Mapping[int, Outcome]) -> int | None:
         """Return the number of the fastest configuration that fits; None if none of them does."""
@@ -121,11 +94,10 @@ class _Space:
         left = np.array([n for n in range(len(self._choices)) if n not in known and not self._is_ruled_out(n, known)])
         if not predictions or not len(left):
             return []
-        numbers = list(predictions)
-        seconds = np.array([self._seconds(number, known) for number in numbers])
-        peaks = np.array([float(predictions[number].smallest_budget_bytes) for number in numbers])
-        seconds_N = np.exp(_fitted(self._of_time_NF, numbers, np.log(seconds)))[left]
-        peaks_N = _fitted(self._of_memory_NF, numbers, peaks / self._budget_bytes)[left]
+        seconds = {number: math.log(self._seconds(number, known)) for number in predictions}
+        peaks = {number: one.smallest_budget_bytes / self._budget_bytes for number, one in predictions.items()}
+        seconds_N = np.exp(self._expectation.log_seconds(seconds))[left]
+        peaks_N = self._expectation.peaks(peaks)[left]
         best, num_in_round = self.best(known), ROUND_PER_CORE * num_cores()
         if best is None:
             return [int(number) for number in left[np.argsort(peaks_N)][:num_in_round]]
@@ -149,11 +121,3 @@ class _Space:
             and all(self._choices[other][name] == value for name, value in choice.items() if name != SIZE)
             for other, one in known.items()
         )
-
-
-def _fitted(features_NF: Vector, numbers: Sequence[int], values: Vector) -> Vector:
-    """Return the values of all configurations by a linear model of the known ones; those are exact where it can be."""
-    own = features_NF[list(numbers)]
-    inverse = own.T @ own + RIDGE * np.eye(own.shape[1])
-    result: Vector = features_NF @ np.linalg.solve(inverse, own.T @ values)
-    return result

@@ -82,7 +82,7 @@ class Acquisition:
     feasible: frozenset[int]
     """Indices of the candidates that fit with a probability of at least `fit_confidence`."""
     possible: frozenset[int]
-    """Of those over which the bound ranges: the feasible ones, and all that are not predicted and may fit."""
+    """Of those over which the bound ranges: the feasible ones, and all without an own prediction that may fit."""
     probability_of_fit: Vector
     """Probability with which each fits the budget."""
     predicted_seconds: Vector | None
@@ -115,7 +115,8 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
         candidates, measured.peak_bytes, rules.budget_bytes, rules.kind, measured.peak_lower_bounds
     )
     feasible = frozenset(np.flatnonzero(probability_N >= rules.fit_confidence).tolist())
-    possible = feasible | {n for n, one in enumerate(candidates) if one.predicted_bytes is None and probability_N[n]}
+    is_uncertain = [one.predicted_bytes is None or one.is_expected for one in candidates]
+    possible = feasible | {n for n in range(len(candidates)) if is_uncertain[n] and probability_N[n]}
     time = time_model.fit(candidates, measured.counting_runs, rules.kind)
     mean_N = time.posterior.mean_N
     rivals = _rivals(candidates, measured, rules.whole_front)

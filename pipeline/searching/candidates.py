@@ -12,6 +12,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
+from pipeline.prediction.expectation import SIZE
 from pipeline.prediction.predict_all import counted_causes, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.training.typical_step import typical_step
@@ -20,7 +21,6 @@ Works = tuple[Work, Work]
 """The work of a pass and of the update."""
 Others = tuple[tuple[str, Value], ...]
 """The values of a configuration's dimensions other than the micro-batch size."""
-SIZE = "micro_batch_size"
 UNKNOWN = Work({"float32": 1.0})
 """The work of a sequence, and of the update, where nothing is predicted."""
 
@@ -39,14 +39,23 @@ class Candidate:
     """Work of a pass, recomputation included."""
     update_work: Work
     """Work of the update."""
+    is_work_known: bool = True
+    """Whether its work was counted, or is assumed of all alike; else it is that of one that is alike."""
     untraced: frozenset[str] = frozenset()
     """Dimensions of whose value the trace does not show the work."""
     predicted_bytes: int | None
     """The peak that the budget limits; None if it is not predicted."""
+    is_expected: bool = False
+    """Whether it is not predicted yet: its peak, if it has one, is what those of others let expect."""
     not_predicted: str | None = None
-    """Why it is not predicted; None if it is."""
+    """Why it cannot be predicted; None if it can."""
     fits: Callable[[int], bool]
     """Whether it is predicted to fit a budget in bytes."""
+
+
+def may_fit(_: int) -> bool:
+    """Return True: without a prediction any configuration may fit."""
+    return True
 
 
 def make_candidates(
@@ -59,43 +68,71 @@ def make_candidates(
     """
     target = hardware_of(experiments[0].device)
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    outcomes: dict[int, Prediction | InvalidInputError] = {}
+    candidates = [*map(unpredicted, choices, experiments)]
     with progress(f"predicting the memory of {len(shapes)} configurations", len(shapes)) as advance:
         for number, outcome in predict_each(shapes, target, budget_bytes=budget_bytes):
-            outcomes[number] = outcome
+            candidates[number] = _predicted(candidates[number], outcome)
             advance(1)
-    predictions = {number: outcome for number, outcome in outcomes.items() if isinstance(outcome, Prediction)}
-    works = _works(choices, experiments, predictions)
-    return [
-        _candidate(choice, experiment, outcomes[number], works[number])
-        for number, (choice, experiment) in enumerate(zip(choices, experiments, strict=True))
-    ]
+    return with_work_of_alike(candidates)
 
 
-def _works(
-    choices: Sequence[Choice], experiments: Sequence[Experiment], predictions: Mapping[int, Prediction]
-) -> list[Works]:
-    """Return the work of each configuration: the predicted one, or that of one that is alike.
+def unpredicted(choice: Choice, experiment: Experiment) -> Candidate:
+    """Return a candidate before its prediction."""
+    untimed = {name for each in experiment.techniques for name in each.untimed}
+    return Candidate(
+        choice=choice,
+        micro_batch_size=experiment.micro_batch_size,
+        num_passes=experiment.accumulation_steps,
+        num_tokens=typical_step(experiment, experiment.read_corpus()).num_tokens,
+        pass_work=UNKNOWN * experiment.micro_batch_size,
+        update_work=UNKNOWN,
+        is_work_known=False,
+        untraced=frozenset(untimed & choice.keys()),
+        predicted_bytes=None,
+        is_expected=True,
+        fits=may_fit,
+    )
+
+
+def _predicted(candidate: Candidate, outcome: Prediction | InvalidInputError) -> Candidate:
+    if isinstance(outcome, InvalidInputError):
+        return replace(candidate, is_expected=False, not_predicted=first_line(outcome))
+    return replace(
+        candidate,
+        is_expected=False,
+        num_tokens=outcome.num_tokens,
+        pass_work=outcome.mean_pass_work(candidate.num_passes),
+        update_work=outcome.update_work,
+        is_work_known=True,
+        predicted_bytes=outcome.peak_bytes,
+        fits=outcome.fits,
+    )
+
+
+def with_work_of_alike(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates; those whose work is not known have that of one that is alike.
 
     That is one with the same values except for the size; where there is none, with the most values in common, the
     first in the order of the space. Of several sizes it is the closest.
     """
-    sizes = [experiment.micro_batch_size for experiment in experiments]
-    others = [tuple(item for item in choice.items() if item[0] != SIZE) for choice in choices]
+    others = [tuple(item for item in one.choice.items() if item[0] != SIZE) for one in candidates]
     known: dict[Others, dict[int, Works]] = {}
-    for number in sorted(predictions):  # they are in the order in which they were made
-        one = predictions[number]
-        pass_work = one.mean_pass_work(experiments[number].accumulation_steps)
-        known.setdefault(others[number], {})[sizes[number]] = (pass_work, one.update_work)
+    for values, one in zip(others, candidates, strict=True):
+        if one.is_work_known:
+            known.setdefault(values, {})[one.micro_batch_size] = (one.pass_work, one.update_work)
 
     @cache
     def alike(values: Others) -> Mapping[int, Works]:
         in_common = {other: sum(map(operator.eq, values, other)) for other in known}
         return known.get(values) or known[max(known, key=in_common.__getitem__)]
 
-    if not known:
-        return [(UNKNOWN * size, UNKNOWN) for size in sizes]
-    return [_at_size(size, alike(values)) for size, values in zip(sizes, others, strict=True)]
+    def with_work(candidate: Candidate, values: Others) -> Candidate:
+        if candidate.is_work_known or not known:
+            return candidate
+        pass_work, update_work = _at_size(candidate.micro_batch_size, alike(values))
+        return replace(candidate, pass_work=pass_work, update_work=update_work)
+
+    return list(map(with_work, candidates, others))
 
 
 def _at_size(size: int, works: Mapping[int, Works]) -> Works:
@@ -115,8 +152,9 @@ def _at_size(size: int, works: Mapping[int, Works]) -> Works:
 
 
 def not_predicted_notes(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    """Return how many of the candidates are not predicted, a sentence for each cause."""
-    return counted_causes([one.not_predicted for one in candidates if one.not_predicted], len(candidates))
+    """Return how many of the candidates cannot be predicted, of those that were tried, a sentence for each cause."""
+    num_tried = sum(not one.is_expected for one in candidates)
+    return counted_causes([one.not_predicted for one in candidates if one.not_predicted], num_tried)
 
 
 def known_peaks(candidates: Sequence[Candidate]) -> list[tuple[int, int]]:
@@ -124,29 +162,5 @@ def known_peaks(candidates: Sequence[Candidate]) -> list[tuple[int, int]]:
     return [
         (candidate.predicted_bytes, number)
         for number, candidate in enumerate(candidates)
-        if candidate.predicted_bytes is not None
+        if candidate.predicted_bytes is not None and not candidate.is_expected
     ]
-
-
-def _candidate(
-    choice: Choice, experiment: Experiment, outcome: Prediction | InvalidInputError, works: Works
-) -> Candidate:
-    prediction = outcome if isinstance(outcome, Prediction) else None
-    untimed = {name for each in experiment.techniques for name in each.untimed}
-    return Candidate(
-        choice=choice,
-        micro_batch_size=experiment.micro_batch_size,
-        num_passes=experiment.accumulation_steps,
-        num_tokens=(prediction or typical_step(experiment, experiment.read_corpus())).num_tokens,
-        pass_work=works[0],
-        update_work=works[1],
-        untraced=frozenset(untimed & choice.keys()),
-        predicted_bytes=prediction.peak_bytes if prediction else None,
-        not_predicted=first_line(outcome) if isinstance(outcome, InvalidInputError) else None,
-        fits=prediction.fits if prediction else may_fit,
-    )
-
-
-def may_fit(_: int) -> bool:
-    """Return True: without a prediction any configuration may fit."""
-    return True

@@ -9,7 +9,7 @@ from typing import Any
 NOT_PREDICTED = "not predicted"
 """Nothing is known of its memory and its work but what measured configurations show."""
 UNFIT = "does not fit"
-"""By its prediction, corrected by the measured ones."""
+"""By its prediction, corrected by the measured ones, or by what is expected of it by the predictions of others."""
 SLOWER = "slower"
 """It is not likely to be faster than the answer by more than the setting `gap`."""
 NOT_TRIED = "not tried yet"
@@ -37,6 +37,7 @@ class Unmeasured:
 
     choice: Mapping[str, Any]
     predicted_peak_bytes: int | None
+    """None if it is not predicted, or was not yet: what is expected of it by others was enough."""
     predicted_seconds_per_step: float | None
     reason: str
     """One of NOT_PREDICTED, UNFIT, SLOWER and NOT_TRIED."""

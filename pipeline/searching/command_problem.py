@@ -25,9 +25,9 @@ from pipeline.config.runnable import Runnable
 from pipeline.config.settings import validate, written
 from pipeline.config.space import Choice, Space, sentences
 from pipeline.config.variants import read_yaml
-from pipeline.memory.device import device_name, find_device, is_named, total_bytes
+from pipeline.memory.device import device_name, find_device, is_named, num_cores, total_bytes
 from pipeline.memory.work import Work
-from pipeline.prediction.command import CommandPrediction, Outcome, predict_commands
+from pipeline.prediction.command import Outcome, predict_commands
 from pipeline.runtime.run import measured_summary
 from pipeline.searching.candidates import Candidate, may_fit
 from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused
@@ -66,6 +66,20 @@ class CommandProblem(Problem):
         """The budget in bytes."""
         return self.limit_bytes
 
+    def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
+        """Return each configuration with assumed work, in their order."""
+        return [_unpredicted(choice, self.runnable(choice)) for choice in choices]
+
+    @property
+    def num_predicted_at_once(self) -> int:
+        """One for each core: a simulated run takes about as long as a trial."""
+        return num_cores()
+
+    @property
+    def num_predicted_first(self) -> int:
+        """As many as at once; all where nothing is simulated."""
+        return num_cores() if self.card else len(self.space.choices)
+
     def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return each configuration with assumed work, and the memory of its command on the simulated card.
 
@@ -78,7 +92,7 @@ class CommandProblem(Problem):
         errors = [one for one in outcomes if isinstance(one, InvalidInputError)]
         if self.settings.gpu is not None and len(errors) == len(outcomes):
             raise InvalidInputError(f"no configuration can be simulated: {errors[0]}\nit was: {commands[0].line}")
-        return list(map(_candidate, choices, commands, outcomes))
+        return list(map(_candidate, self.unpredicted(choices), outcomes))
 
     def _predicted(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """Return the prediction of each command.
@@ -291,7 +305,7 @@ def _notes(template: Template, space: Space, card: Card | None, device: torch.de
     return (f"searched: {searched}", *where, *([EXPANDED] if template.looks_expanded else []))
 
 
-def _candidate(choice: Choice, command: Command, outcome: Outcome) -> Candidate:
+def _unpredicted(choice: Choice, command: Command) -> Candidate:
     size, num_passes = command.micro_batch_size or 1, command.accumulation_steps or 1
     return Candidate(
         choice=choice,
@@ -300,7 +314,13 @@ def _candidate(choice: Choice, command: Command, outcome: Outcome) -> Candidate:
         num_tokens=float(command.effective_batch_size),
         pass_work=Work({"float32": WORK_OF_SEQUENCE * size}, num_kernels=KERNELS_OF_PASS),
         update_work=UPDATE_WORK,
-        predicted_bytes=outcome.peak_reserved_bytes if isinstance(outcome, CommandPrediction) else None,
-        not_predicted=first_line(outcome) if isinstance(outcome, InvalidInputError) else None,
-        fits=outcome.fits if isinstance(outcome, CommandPrediction) else may_fit,
+        predicted_bytes=None,
+        is_expected=True,
+        fits=may_fit,
     )
+
+
+def _candidate(candidate: Candidate, outcome: Outcome) -> Candidate:
+    if isinstance(outcome, InvalidInputError):
+        return replace(candidate, is_expected=False, not_predicted=first_line(outcome))
+    return replace(candidate, is_expected=False, predicted_bytes=outcome.peak_reserved_bytes, fits=outcome.fits)

@@ -1,4 +1,4 @@
-"""Predicts every configuration of a space and makes the sampler, before anything is stored or run."""
+"""Makes the sampler and predicts the first configurations of a space, before anything is stored or run."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,19 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, known_peaks
+from pipeline.searching.expected import expectation_of
 from pipeline.searching.interface import Problem
 from pipeline.searching.results import label
 from pipeline.searching.sampler import PredictiveSampler
 
+NUM_FRUITLESS_ROUNDS = 4
+"""Rounds of the smallest expected peaks after which nothing is taken to fit."""
+
 
 def make_sampler(problem: Problem) -> PredictiveSampler | None:
-    """Return the predictive sampler with the predictions of all configurations; None for one of Optuna's samplers.
+    """Return the predictive sampler, which predicts what it proposes; None for one of Optuna's samplers.
+
+    Of a small space all configurations are predicted at once, of a larger one those that tell most of the others.
 
     Raises:
         InvalidInputError: nothing is predicted to fit.
@@ -27,10 +33,16 @@ def make_sampler(problem: Problem) -> PredictiveSampler | None:
         kind=problem.base.device.type,
         whole_front=problem.settings.objectives == "pareto",
     )
-    sampler = PredictiveSampler(problem.candidates(problem.space.choices), rules)
-    if sampler.first is None:
-        raise InvalidInputError(_nothing_fits(problem, sampler.candidates))
-    return sampler
+    choices = problem.space.choices
+    unpredicted = problem.unpredicted(choices)
+    sampler = PredictiveSampler(unpredicted, rules, problem.candidates, problem.num_predicted_at_once)
+    is_small = len(choices) <= problem.num_predicted_first
+    sampler.predict(range(len(choices)) if is_small else expectation_of(unpredicted).first())
+    for _ in range(NUM_FRUITLESS_ROUNDS):
+        if sampler.first is not None:
+            return sampler
+        sampler.predict_leanest()
+    raise InvalidInputError(_nothing_fits(problem, sampler.candidates))
 
 
 def _nothing_fits(problem: Problem, candidates: Sequence[Candidate]) -> str:

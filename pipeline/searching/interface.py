@@ -34,8 +34,22 @@ class Problem(ABC):
     """The automatic budget, and how many configurations were left out of the space and why; a sentence each."""
 
     @abstractmethod
+    def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
+        """Return what is known of each configuration before its prediction, in their order."""
+
+    @abstractmethod
     def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return the prediction of each configuration, in their order."""
+
+    @property
+    @abstractmethod
+    def num_predicted_at_once(self) -> int:
+        """So many configurations are predicted together during the search."""
+
+    @property
+    @abstractmethod
+    def num_predicted_first(self) -> int:
+        """So many configurations are predicted before the first trial, if there are no more."""
 
     @abstractmethod
     def runnable(self, choice: Choice) -> Runnable:

@@ -20,6 +20,8 @@ SHARED_VARIANCE, VALUE_VARIANCE = 0.8, 0.2
 """Shares of the prior variance that all configurations have in common, and that those with the same values have."""
 LEVELS = (0.999, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
 """Probabilities that are distinguished."""
+EXPECTED = 0.1
+"""Prior standard deviation of the logarithm of a peak that others let expect."""
 NOISE = 0.0005
 """Standard deviation of a peak that is measured again, as a fraction."""
 UNPREDICTED, OF_VALUE, OF_ITSELF = 2.0, 0.5, 0.1
@@ -98,16 +100,30 @@ def probability_of_fit(
     corrections_NL = np.exp(-error.mean_N[:, None] - error.deviation_N[:, None] * ndtri(LEVELS))
     safe_bytes_NL = (budget_bytes * corrections_NL).astype(int).tolist()
     unpredicted = [number for number, candidate in enumerate(candidates) if candidate.predicted_bytes is None]
+    expected = [number for number, one in enumerate(candidates) if one.is_expected and one.predicted_bytes is not None]
     probability_N = np.array(
         [
-            0.0 if candidate.predicted_bytes is None else _probability(candidate, safe_bytes)
-            for candidate, safe_bytes in zip(candidates, safe_bytes_NL, strict=True)
+            0.0 if one.predicted_bytes is None or one.is_expected else _probability(one, safe_bytes)
+            for one, safe_bytes in zip(candidates, safe_bytes_NL, strict=True)
         ]
     )
+    if expected:
+        probability_N[expected] = _of_expected(candidates, error, budget_bytes)[expected]
     if unpredicted:
         of_all_N = _from_measured_peaks(candidates, peak_bytes, budget_bytes, lower_bounds_bytes or {})
         probability_N[unpredicted] = of_all_N[unpredicted]
     return probability_N
+
+
+def _of_expected(candidates: Sequence[Candidate], error: Gaussian, budget_bytes: int) -> Vector:
+    """Return the probability with which each would fit if its peak were one that others let expect."""
+    excess_N = np.log([(one.predicted_bytes or budget_bytes) / budget_bytes for one in candidates]) + error.mean_N
+    return _or_zero(ndtr(-excess_N / np.hypot(error.deviation_N, EXPECTED)))
+
+
+def _or_zero(probability_N: Vector) -> Vector:
+    """Return the probabilities; those below the lowest of LEVELS as 0."""
+    return np.where(probability_N < LEVELS[-1], 0.0, probability_N)
 
 
 def _from_measured_peaks(
@@ -129,8 +145,7 @@ def _from_measured_peaks(
     over_budget = prior.condition({n: math.log(peak / budget_bytes) for n, peak in peak_bytes.items()}, NOISE)
     bounds = {number: math.log(peak / budget_bytes) for number, peak in lower_bounds_bytes.items()}
     posterior = over_budget.condition_above(bounds, NOISE)
-    probability_N: Vector = ndtr(-posterior.mean_N / np.hypot(posterior.deviation_N, NOISE))
-    return np.where(probability_N < LEVELS[-1], 0.0, probability_N)
+    return _or_zero(ndtr(-posterior.mean_N / np.hypot(posterior.deviation_N, NOISE)))
 
 
 def _probability(candidate: Candidate, safe_bytes: Sequence[int]) -> float:

@@ -20,13 +20,14 @@ from pipeline.config.experiment import VARYING, Experiment, make_experiment, not
 from pipeline.config.runnable import Runnable
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
-from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
+from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named, num_cores
 from pipeline.prediction.checkpointing_policy import resolved, with_policies
 from pipeline.prediction.patches import not_predicted
+from pipeline.prediction.promising import FEWEST, ROUND_PER_CORE
 from pipeline.prediction.summary import summary
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.advice import what_would_help
-from pipeline.searching.candidates import Candidate, make_candidates
+from pipeline.searching.candidates import Candidate, make_candidates, unpredicted
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import baseline_choices, baseline_values
 from pipeline.searching.settings import SearchSettings
@@ -58,6 +59,20 @@ class SearchProblem(Problem):
     def why_refused(self, choice: Choice) -> str | None:
         """Return why a configuration cannot be in the space, whether or not its values are; None if it can."""
         return _refusal(self.configurations, hardware_of(self.base.device), self.settings.mathematics, choice)
+
+    def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
+        """Return what is known of each configuration before its prediction, in their order."""
+        return [unpredicted(choice, self.experiment(choice)) for choice in choices]
+
+    @property
+    def num_predicted_at_once(self) -> int:
+        """Several for each core: a prediction takes a second or less."""
+        return ROUND_PER_CORE * num_cores()
+
+    @property
+    def num_predicted_first(self) -> int:
+        """As many as a plan predicts without choosing."""
+        return FEWEST
 
     def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return the prediction of each configuration, in their order."""

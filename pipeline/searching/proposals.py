@@ -106,9 +106,10 @@ class PredictiveProposer:
 
     def baseline(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
         """Return the first baseline that is feasible."""
+        baselines = {self._sampler.number_of(choice): choice for choice in self._problem.baseline_beside(answer)}
+        self._sampler.predict(number for number in baselines if number is not None)
         feasible = self._study.evaluate(self._sampler).feasible
-        fitting = [self._sampler.candidates[number].choice for number in feasible]
-        return next((choice for choice in self._problem.baseline_beside(answer) if choice in fitting), None)
+        return next((choice for number, choice in baselines.items() if number in feasible), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate:
         """Return the bound after these measurements, and the configurations that were not measured."""
@@ -164,7 +165,7 @@ class PredictiveProposer:
         is_proven = acquisition.is_adequate and remaining is not None and remaining <= self._problem.settings.gap
         return Unmeasured(
             choice=candidate.choice,
-            predicted_peak_bytes=candidate.predicted_bytes,
+            predicted_peak_bytes=None if candidate.is_expected else candidate.predicted_bytes,
             predicted_seconds_per_step=None if seconds is None else float(seconds[number]),
             reason=UNFIT if number not in acquisition.feasible else SLOWER if is_proven else NOT_TRIED,
         )

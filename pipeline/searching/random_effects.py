@@ -19,6 +19,8 @@ SHARED, SMOOTH, CONSTANT, OWN = 0.6, 0.15, 0.15, 0.15
 """Variances of the effects in units of the residual's: the shared one, those of a value of a dimension, the own one."""
 UNTRACED = 0.5
 """Prior standard deviation of the logarithm of what the trace does not show of a value."""
+EXPECTED = 0.1
+"""The same of what the work of others that are predicted does not tell of one that is not predicted yet."""
 SMALLEST_EIGENVALUE = 1e-2
 """Of the kernel of the micro-batch sizes, below which a feature is left out."""
 
@@ -67,8 +69,15 @@ def effects_of(candidates: Sequence[Candidate]) -> Effects:
         np.hstack([smooth_NS, of_value_NV, smooth_of_value]),
         shares,
         variances,
-        np.array([UNTRACED**2 * (one.predicted_bytes is None) for one in candidates]),
+        np.array([_unpredicted(one) ** 2 for one in candidates]),
     )
+
+
+def _unpredicted(candidate: Candidate) -> float:
+    """Return the standard deviation of the independent part of one without a prediction of its own; else 0."""
+    if candidate.predicted_bytes is None:
+        return UNTRACED
+    return 0.0 if candidate.is_work_known else EXPECTED
 
 
 def _smooth(sizes: Sequence[int]) -> Matrix:

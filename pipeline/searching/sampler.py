@@ -1,9 +1,10 @@
-"""The predictive sampler for any Optuna study: it enumerates a space, predicts, and proposes the best candidate."""
+"""The predictive sampler for any Optuna study: it proposes the best candidate of a space, and predicts on the way."""
 
 import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,17 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome
+from pipeline.config.space import Choice
 from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
+from pipeline.searching.expected import with_expectations
 from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.results import TOO_LARGE, Measurement
 from pipeline.searching.trial_record import REPEAT, is_known
 
+Predict = Callable[[Sequence[Choice]], Sequence[Candidate]]
+"""Returns the predictions of configurations, in their order."""
 CANDIDATE = "candidate"
 """Attribute of a trial: the index of the proposed candidate, stored before its parameters are suggested."""
 
@@ -38,8 +43,13 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
     as soon as no measurement is worth its time.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], rules: Rules) -> None:
-        """Take all configurations of the space with their predictions, and the goal of the search.
+    def __init__(
+        self, candidates: Sequence[Candidate], rules: Rules, predict: Predict | None = None, num_at_once: int = 1
+    ) -> None:
+        """Take all configurations of the space and the goal of the search.
+
+        Those that are not predicted yet are predicted by `predict` once they are to be proposed, the most promising
+        `num_at_once` together.
 
         Raises:
             ValueError: there is no candidate.
@@ -48,6 +58,8 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         if not candidates:
             raise ValueError("a search needs at least one candidate, and there is none; add values to the space")
         self.candidates, self.rules = tuple(candidates), rules
+        self._predict, self._num_at_once = predict, num_at_once
+        self._lock = threading.RLock()
         self._numbers = {_key(candidate.choice): number for number, candidate in enumerate(candidates)}
         self._distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(list(dict.fromkeys(candidate.choice[name] for candidate in candidates)))
@@ -57,7 +69,22 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
     @property
     def first(self) -> int | None:
         """Return the index of the candidate to measure first in an empty study; None if nothing can fit."""
-        return evaluate(self.candidates, self._measurements([], maximize=True), self.rules).next
+        return self.evaluate_measured(self._measurements([], maximize=True)).next
+
+    def predict(self, numbers: Iterable[int]) -> None:
+        """Predict those of these candidates that are not predicted yet."""
+        with self._lock:
+            expected = [number for number in numbers if self.candidates[number].is_expected]
+            if not expected or self._predict is None:
+                return
+            predicted = self._predict([self.candidates[number].choice for number in expected])
+            known = {**dict(enumerate(self.candidates)), **dict(zip(expected, predicted, strict=True))}
+            self.candidates = tuple(with_expectations([*known.values()], self.rules.budget_bytes, self.rules.kind))
+
+    def predict_leanest(self) -> None:
+        """Predict those that are expected to need the least memory."""
+        expected = [(one.predicted_bytes or 0, number) for number, one in enumerate(self.candidates) if one.is_expected]
+        self.predict(number for _, number in sorted(expected)[: self._num_at_once])
 
     def evaluate(
         self, study: Study, instead: FrozenTrial | None = None, extra: Sequence[Measurement] = ()
@@ -72,7 +99,26 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         if instead is not None:
             trials[instead.number] = instead
         maximize = study.directions[0] == StudyDirection.MAXIMIZE
-        return evaluate(self.candidates, self._with_extra(self._measurements(trials, maximize), extra), self.rules)
+        return self.evaluate_measured(self._with_extra(self._measurements(trials, maximize), extra))
+
+    def evaluate_measured(self, measured: Measurements) -> Acquisition:
+        """Return the candidates evaluated once what is proposed is predicted, as is all that was measured."""
+        with self._lock:
+            self.predict(measured.taken)
+            while True:
+                acquisition = evaluate(self.candidates, measured, self.rules)
+                if acquisition.next is None or not self._is_expected(acquisition.next):
+                    return acquisition
+                self._predict_promising(acquisition.next, acquisition, measured)
+
+    def _is_expected(self, number: int) -> bool:
+        return self.candidates[number].is_expected and self._predict is not None
+
+    def _predict_promising(self, wanted: int, acquisition: Acquisition, measured: Measurements) -> None:
+        """Predict a candidate, and with it those that are expected to be the fastest of what may fit."""
+        free = [n for n in acquisition.possible - measured.taken if n != wanted and self._is_expected(n)]
+        free.sort(key=acquisition.posterior.mean_N.__getitem__)
+        self.predict([wanted, *free][: self._num_at_once])
 
     def number_of(self, choice: Mapping[str, Any]) -> int | None:
         """Return the index of a configuration; None if it is not in the space, as one that had another package."""
@@ -95,6 +141,9 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             number = self.evaluate(study).best_remaining
             if number is None:
                 raise NothingLeftError("every configuration that is predicted to fit is measured, or being measured")
+            if self._is_expected(number):
+                self.predict([number])
+                continue
             study._storage.set_trial_system_attr(trial._trial_id, CANDIDATE, number)
             if not self._is_taken(study, trial, number):
                 return dict(self.candidates[number].choice)

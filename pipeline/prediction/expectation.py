@@ -1,0 +1,87 @@
+"""What a few configurations need tells what the others of a space are expected to.
+
+The logarithm of a step's time is a sum over the values of the dimensions, and so is the peak, in proportion to the
+micro-batch size. N counts configurations, F features.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config.space import Choice, Value
+
+SIZE = "micro_batch_size"
+BUSY_SIZE = 8
+"""Sequences of a micro-batch that keep a device busy: at most so many are in the first configurations."""
+RIDGE = 1e-3
+Vector = NDArray[np.float64]
+
+
+class Expectation:
+    """What is expected of the configurations of a space."""
+
+    def __init__(self, choices: Sequence[Choice], sizes: Sequence[int]) -> None:
+        """Take the configurations and their micro-batch sizes, which are no dimension where there is but one."""
+        self.choices, self.sizes = choices, sizes
+
+    @cached_property
+    def values(self) -> Mapping[str, Sequence[Value]]:
+        """The values of each dimension."""
+        return {name: list(dict.fromkeys(choice[name] for choice in self.choices)) for name in self.choices[0]}
+
+    def first(self) -> list[int]:
+        """Return one configuration, and one for each value of each dimension that is otherwise like it.
+
+        Its micro-batch is one that keeps a device busy: with a smaller one the host sets the time, whatever a value
+        saves on the device.
+        """
+        busy = max((size for size in self.sizes if size <= BUSY_SIZE), default=min(self.sizes))
+        first = self.choices[self.sizes.index(busy)]
+
+        def likest(name: str, value: Value) -> int:
+            wanted = {**first, name: value}
+            own = (number for number, choice in enumerate(self.choices) if choice[name] == value)
+            return max(own, key=lambda number: sum(self.choices[number][each] == wanted[each] for each in wanted))
+
+        likes = (likest(name, value) for name, values in self.values.items() for value in values)
+        return list(dict.fromkeys([self.sizes.index(busy), *likes]))
+
+    def log_seconds(self, known: Mapping[int, float]) -> Vector:
+        """Return the logarithm of the time of every configuration, of which some are known, by number."""
+        return _fitted(self._of_time_NF, known)
+
+    def peaks(self, known: Mapping[int, float]) -> Vector:
+        """Return the peak of every configuration, of which some are known, by number; in their unit, of about 1."""
+        return _fitted(self._of_memory_NF, known)
+
+    @cached_property
+    def _is_value_NF(self) -> Vector:
+        return np.array(
+            [
+                [float(choice[name] == value) for name, values in self.values.items() for value in values]
+                for choice in self.choices
+            ]
+        )
+
+    @cached_property
+    def _sizes_N1(self) -> Vector:
+        return np.array(self.sizes, dtype=np.float64)[:, None]
+
+    @cached_property
+    def _of_time_NF(self) -> Vector:
+        ones_N1, is_value_NF = np.ones_like(self._sizes_N1), self._is_value_NF
+        return np.hstack([ones_N1, is_value_NF, 1 / self._sizes_N1, is_value_NF / self._sizes_N1])
+
+    @cached_property
+    def _of_memory_NF(self) -> Vector:
+        return np.hstack([self._of_time_NF, self._is_value_NF * self._sizes_N1 / self._sizes_N1.max()])
+
+
+def _fitted(features_NF: Vector, known: Mapping[int, float]) -> Vector:
+    """Return the values of all configurations by a linear model of the known ones; those are exact where it can be."""
+    own, values = features_NF[list(known)], np.array(list(known.values()))
+    inverse = own.T @ own + RIDGE * np.eye(own.shape[1])
+    result: Vector = features_NF @ np.linalg.solve(inverse, own.T @ values)
+    return result
