@@ -22,12 +22,12 @@ from pipeline.base.results import Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
-from pipeline.runtime.fork_server import CONTEXT, PRELOADED
+from pipeline.runtime.fork_server import CONTEXT, SERVED
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.run import execute
 from pipeline.training.loop import rows_of_step, train
 
-CONTEXT.set_forkserver_preload([*PRELOADED, "frameworks", "transformers.trainer", "accelerate", "lightning.pytorch"])
+CONTEXT.set_forkserver_preload([*SERVED, "frameworks", "transformers.trainer", "accelerate", "lightning.pytorch"])
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +137,27 @@ print(json.dumps([torch.cuda.device_count(), used, torch.cuda.device_memory_used
 """
     variables = {"CUDA_VISIBLE_DEVICES": "1", "SIMULATED_CARD_CONTEXT_MIB": "1"}
     assert printed(on_card, "h200", code, num_devices=2, **variables) == [1, [0, 101], 101]
+
+
+def test_what_makes_a_context_when_it_is_imported_is_left_to_the_forked_process(
+    on_card: OnCard, tmp_path: Path
+) -> None:
+    (tmp_path / "as_torchao.py").write_text(
+        "import torch\nhas_gpu = torch.cuda.is_available()\ntorch.cuda.current_device()"
+    )
+    code = f"""
+import os, sys
+from pipeline.runtime.fork_server import preload
+sys.path.insert(0, {str(tmp_path)!r})
+preload(["as_torchao", "colorsys"])
+print(json.dumps(["as_torchao" in sys.modules, "colorsys" in sys.modules]), flush=True)
+if os.fork() == 0:
+    import as_torchao
+    torch.zeros(1, device="cuda")
+    os._exit(0 if as_torchao.has_gpu else 1)
+assert os.wait()[1] == 0
+"""
+    assert printed(on_card, "t4", code) == [False, True]
 
 
 def test_a_forked_child_has_a_context_of_its_own(on_card: OnCard) -> None:

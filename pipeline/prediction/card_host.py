@@ -17,13 +17,12 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 
 import torch
 
 from pipeline.base.errors import InvalidInputError, first_line
-from pipeline.runtime.fork_server import PRELOADED
+from pipeline.runtime.fork_server import preload
 
 MAKES_CARD = ("LD_PRELOAD", "PYTHONPATH", "TRITON_LIBCUDA_PATH", "CUDA_VISIBLE_DEVICES", "SIMULATED_CARD_REPORT")
 """Variables that this process was started with, and that every process on a simulated card keeps."""
@@ -46,6 +45,7 @@ class CardHost:
         self._connection, self._num_processes = connection, num_processes
         self._waiting: OrderedDict[int, bytes] = OrderedDict()
         self._running: dict[Connection, Forked] = {}
+        self._seen = {*sys.modules}
 
     def serve(self) -> None:
         """Serve until the parent has closed the connection or has ended."""
@@ -97,16 +97,13 @@ class CardHost:
         if outcome is None:
             outcome = pickle.dumps(RuntimeError(f"its process ended with {os.waitstatus_to_exitcode(status)}"))
         self._connection.send((forked.number, outcome))
-        _learn(imported)
+        self._learn(imported)
 
-
-def _learn(names: list[str]) -> None:
-    """Import what a forked process had to, so that the following ones have it; what fails fails in those as well."""
-    for name in names:
-        if name.startswith(LEARNED) and name not in sys.modules:
-            with contextlib.suppress(Exception):
-                import_module(name)
-    gc.freeze()  # what is imported is no garbage: forked processes neither look through it nor copy its pages
+    def _learn(self, names: list[str]) -> None:
+        """Import what a forked process had to, so that the following ones have it, where that needs no GPU."""
+        preload(name for name in names if name.startswith(LEARNED) and name not in self._seen)
+        self._seen.update(names)
+        gc.freeze()  # what is imported is no garbage: forked processes neither look through it nor copy its pages
 
 
 def _outcome_of(request: bytes) -> bytes:
@@ -142,8 +139,7 @@ def main() -> None:
     """Import what trainings need, and serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     connection = Connection(int(sys.argv[1]))
-    for name in PRELOADED[2:]:
-        import_module(name)
+    preload()
     gc.freeze()
     CardHost(connection, int(sys.argv[2])).serve()
 

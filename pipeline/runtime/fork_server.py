@@ -7,18 +7,22 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
+from unittest.mock import patch
 
 from pipeline.runtime.signals import deferred_signals
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """Start method of all child processes; they inherit no database connection and no thread of this process."""
-PRELOADED = [
+SERVED = [
     "fitproof",  # finds the package pipeline, which a folder of that name in the current one must not replace
     "pipeline.runtime.preload",
+]
+"""Modules that the server imports itself; the second one imports PRELOADED."""
+PRELOADED = [
     "pipeline.training.loop",
     "pipeline.prediction.predict_all",
     "transformers.models.auto.modeling_auto",
@@ -26,8 +30,10 @@ PRELOADED = [
     "transformers.modeling_layers",
     "transformers.masking_utils",
 ]
-"""Modules that training and prediction need, in the order in which the server imports them."""
-CONTEXT.set_forkserver_preload(PRELOADED)
+"""Modules that training and prediction need, in the order in which they are imported."""
+LOOKS_WITHOUT_CONTEXT = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Variable with which torch asks NVML for GPUs: else no process that is forked afterwards may use them."""
+CONTEXT.set_forkserver_preload(SERVED)
 _STARTING = threading.Lock()
 """Held while a thread starts processes."""
 
@@ -43,6 +49,23 @@ def start_server() -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def preload(modules: Iterable[str] = PRELOADED) -> None:
+    """Import modules for the processes that this one forks; they import themselves what needs a GPU to be imported.
+
+    An import that made a CUDA context, as torchao's does, would leave forked processes without any.
+    """
+    import torch  # not before: a command starts the server while it imports torch itself
+
+    def refuse() -> None:
+        raise ImportError("a process from which others are forked has no CUDA context")
+
+    looks = {LOOKS_WITHOUT_CONTEXT: "1"}
+    with patch.object(torch._C, "_cuda_init", refuse, create=True), patch.dict(os.environ, looks):
+        for name in modules:
+            with contextlib.suppress(Exception):  # it shows where the module is used
+                import_module(name)
 
 
 def stop_server() -> None:
