@@ -80,6 +80,7 @@ CONVOLUTIONS = (
     Convolution("wav2vec 2.0", 512, 512, (6399,), 3, 2),
     Convolution("wav2vec 2.0", 768, 768, (99,), 128, 1, 64, 16),
 )
+LONGEST = 128
 RECURRENT = [(cell, *shape) for cell in ("LSTM", "GRU", "RNN") for shape in ((256, 1), (512, 2), (1024, 2))]
 
 
@@ -146,17 +147,26 @@ def of_convolution(one: Convolution, dtype: str, layout: str) -> Iterator[Row]:
         yield row(name, most, gradient, weight if mask[0] else x, *made)
 
 
-def of_recurrent(cell: str, width: int, layers: int, dtype: str) -> Iterator[Row]:
-    """Yield the rows of a recurrent net's forward and backward pass; forward it keeps what is no output."""
+def of_recurrent(cell: str, width: int, layers: int, dtype: str, shortest: int = LONGEST) -> Iterator[Row]:
+    """Yield the rows of a recurrent net's forward and backward pass; forward it keeps what is no output.
+
+    The lengths of the sequences grow evenly from the shortest one; if they differ, the sequences are packed.
+    """
     net = getattr(nn, cell)(width, width, num_layers=layers).to("cuda", TYPES[dtype])
-    x = torch.zeros(128, 32, width, device="cuda", dtype=TYPES[dtype], requires_grad=True)
+    x = torch.zeros(LONGEST, 32, width, device="cuda", dtype=TYPES[dtype], requires_grad=True)
+    about: dict[str, Any] = {"dtype": dtype, "layout": ""}
+    shape, given = f"{list(x.shape)}, {layers} layers", x
+    if shortest < LONGEST:
+        lengths = torch.linspace(LONGEST, shortest, 32).int()
+        given = nn.utils.rnn.pack_padded_sequence(x, lengths)
+        about["layout"], shape = "packed", f"{shape}, {int(lengths.sum())} of {LONGEST * 32} positions"
     before = torch.cuda.memory_allocated()
-    most, made = taken(lambda: net(x))
-    kept = torch.cuda.memory_allocated() - before
-    about = {"dtype": dtype, "layout": "", "shape": f"{list(x.shape)}, {layers} layers", "tensors": _bytes(x, made[0])}
+    most, made = taken(lambda: net(given))
+    kept, out = torch.cuda.memory_allocated() - before, made[0] if given is x else made[0].data
+    about |= {"shape": shape, "tensors": _bytes(x, out)}
     yield Row(network=cell, operation="forward", taken=most, **about)
     yield Row(network=cell, operation="kept for the backward pass, with the output", taken=kept, **about)
-    most, _ = taken(lambda: made[0].sum().backward())
+    most, _ = taken(lambda: out.sum().backward())
     yield Row(network=cell, operation="backward", taken=most, **about)
 
 
@@ -172,15 +182,17 @@ def of_ctc(num_frames: int, num_classes: int) -> Iterator[Row]:
     yield Row(network="CTC", operation="backward", taken=most, **about)
 
 
-def rows() -> Iterator[Row]:
+def rows(*, has_convolutions: bool = True) -> Iterator[Row]:
     """Yield all rows."""
-    for one in CONVOLUTIONS:
+    for one in CONVOLUTIONS if has_convolutions else ():
         for dtype in TYPES:
             for layout in LAYOUTS if len(one.size) == 2 else ("contiguous",):
                 yield from of_convolution(one, dtype, layout)
     for cell, width, layers in RECURRENT:
         for dtype in TYPES:
             yield from of_recurrent(cell, width, layers, dtype)
+            for shortest in (1, 64):
+                yield from of_recurrent(cell, width, layers, dtype, shortest)
     for num_frames, num_classes in ((100, 32), (400, 128)):
         yield from of_ctc(num_frames, num_classes)
 
@@ -191,19 +203,20 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the file is written")
     parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the file")
     parser.add_argument("--simulated", action="store_true", help="print what is taken on the card that is simulated")
+    parser.add_argument("--without_convolutions", action="store_true", help="recurrent nets and CTC alone")
     given = parser.parse_args()
     return exit_code_of(lambda: _run(given))
 
 
 def _run(given: argparse.Namespace) -> None:
     if given.simulated:
-        print(*(one.taken for one in rows()))
+        print(*(one.taken for one in rows(has_convolutions=not given.without_convolutions)))
         return
     name = device_name(find_device("cuda"))
     card = environment(find_card(name), python=Path(sys.executable), base=os.environ)
-    command = [sys.executable, __file__, "--simulated"]
+    command = [sys.executable, __file__, "--simulated", *["--without_convolutions"] * given.without_convolutions]
     simulated = subprocess.Popen(command, env={**os.environ, **card}, stdout=subprocess.PIPE, text=True)
-    found = list(rows())
+    found = list(rows(has_convolutions=not given.without_convolutions))
     of_card, _ = simulated.communicate()
     about = {"device_name": name, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
     file = given.folder / f"cudnn_workspaces_cuda_{given.date}.csv"

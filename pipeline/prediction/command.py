@@ -32,6 +32,10 @@ VARIABLES = ("CUDA_", "PYTORCH_", "TORCH_", "NVIDIA_")
 """How the names of environment variables begin on which memory may depend."""
 
 
+_NEED_VALUES = set[tuple[str, ...]]()
+"""First words of commands that were seen to need the values of small tensors: they need not run without first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommandPrediction:
     """The memory of a command on a simulated card, of the process that uses most."""
@@ -91,12 +95,14 @@ def _predict(command: Command, card: Card, may_install: bool) -> Outcome:
 
 
 def _simulated(wanted: Simulate, folder: Path) -> Outcome:
+    program = tuple(wanted.command[:2])
+    wanted = replace(with_room(wanted), values=program in _NEED_VALUES)
     try:
-        found = simulate(
-            with_room(wanted), folder, lambda _: None, may_need_values=True, finds_smallest=False, is_hidden=True
-        )
+        found = simulate(wanted, folder, lambda _: None, may_need_values=True, finds_smallest=False, is_hidden=True)
     except InvalidInputError as error:  # it used no card, or reads what it must not
         return error
+    if found.with_values:
+        _NEED_VALUES.add(program)
     if found.verdict is not Verdict.FITS or not found.processes:
         return InvalidInputError(why_not(folder, found.exit_code, found.notes))
     return CommandPrediction(

@@ -28,55 +28,47 @@ class Expectation:
 
     @cached_property
     def values(self) -> Mapping[str, Sequence[Value]]:
-        """The values of each dimension."""
-        return {name: list(dict.fromkeys(choice[name] for choice in self.choices)) for name in self.choices[0]}
+        """The values of each dimension but the micro-batch size."""
+        names = [name for name in self.choices[0] if name != SIZE]
+        return {name: list(dict.fromkeys(choice[name] for choice in self.choices)) for name in names}
 
     def first(self) -> list[int]:
-        """Return one configuration, and one for each value of each dimension that is otherwise like it.
+        """Return one configuration, and those that differ from it in one value: the largest, and a small micro-batch.
 
         Its micro-batch is one that keeps a device busy: with a smaller one the host sets the time, whatever a value
         saves on the device.
         """
-        busy = max((size for size in self.sizes if size <= BUSY_SIZE), default=min(self.sizes))
+        sizes = sorted({*self.sizes})
+        busy = max((size for size in sizes if size <= BUSY_SIZE), default=sizes[0])
         first = self.choices[self.sizes.index(busy)]
+        small = sizes[sizes.index(busy) // 2]
 
         def likest(name: str, value: Value) -> int:
             wanted = {**first, name: value}
-            own = (number for number, choice in enumerate(self.choices) if choice[name] == value)
-            return max(own, key=lambda number: sum(self.choices[number][each] == wanted[each] for each in wanted))
+            own = (number for number, choice in enumerate(self.choices) if choice.get(name) == value)
+            return max(own, key=lambda number: sum(self.choices[number][each] == wanted[each] for each in first))
 
-        likes = (likest(name, value) for name, values in self.values.items() for value in values)
+        likes = [likest(name, value) for name, values in self.values.items() for value in values]
+        likes += [likest(SIZE, size) for size in (small, sizes[-1]) if SIZE in first]
         return list(dict.fromkeys([self.sizes.index(busy), *likes]))
 
     def log_seconds(self, known: Mapping[int, float]) -> Vector:
         """Return the logarithm of the time of every configuration, of which some are known, by number."""
-        return _fitted(self._of_time_NF, known)
+        return _fitted(self._features_NF, known)
 
     def peaks(self, known: Mapping[int, float]) -> Vector:
         """Return the peak of every configuration, of which some are known, by number; in their unit, of about 1."""
-        return _fitted(self._of_memory_NF, known)
+        return _fitted(self._features_NF, known)
 
     @cached_property
-    def _is_value_NF(self) -> Vector:
-        return np.array(
-            [
-                [float(choice[name] == value) for name, values in self.values.items() for value in values]
-                for choice in self.choices
-            ]
-        )
-
-    @cached_property
-    def _sizes_N1(self) -> Vector:
-        return np.array(self.sizes, dtype=np.float64)[:, None]
-
-    @cached_property
-    def _of_time_NF(self) -> Vector:
-        ones_N1, is_value_NF = np.ones_like(self._sizes_N1), self._is_value_NF
-        return np.hstack([ones_N1, is_value_NF, 1 / self._sizes_N1, is_value_NF / self._sizes_N1])
-
-    @cached_property
-    def _of_memory_NF(self) -> Vector:
-        return np.hstack([self._of_time_NF, self._is_value_NF * self._sizes_N1 / self._sizes_N1.max()])
+    def _features_NF(self) -> Vector:
+        is_value = [
+            [float(choice[name] == value) for name, own in self.values.items() for value in own]
+            for choice in self.choices
+        ]
+        of_each_NV = np.hstack([np.ones((len(self.sizes), 1)), np.array(is_value).reshape(len(self.sizes), -1)])
+        sizes_N1 = np.array(self.sizes, dtype=np.float64)[:, None]
+        return np.hstack([of_each_NV, of_each_NV / sizes_N1, of_each_NV * sizes_N1 / sizes_N1.max()])
 
 
 def _fitted(features_NF: Vector, known: Mapping[int, float]) -> Vector:

@@ -12,8 +12,9 @@ One that is not (numbers of a model, random ones) still holds the best guess, an
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,6 +49,9 @@ COUNTS: dict[Any, Callable[[Any, tuple[Any, ...]], list[int]]] = {
     aten.bincount.default: lambda out, args: [0, max(0, out.shape[0] - 1)],
 }
 """What operators count in their first argument while they run: from their output on the host and their arguments."""
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that are no more than tensors."""
 
 SOURCE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 UNKNOWN, GUESSED, KNOWN = range(3)
@@ -105,6 +109,15 @@ def _is_small(it: torch.Tensor) -> bool:
     return it.layout is torch.strided and _storage_bytes(it) <= LARGEST
 
 
+@cache
+def _needs_no_values(func: Any) -> bool:
+    """Whether an operator of tensors without shadows needs none, and knows nothing of what it gives."""
+    if isinstance(func, HigherOrderOperator) or func.namespace != "aten":
+        return False
+    return not (func in OVERWRITES or func in MASKED or func in COUNTS or func is aten.lift_fresh.default)
+
+
+@cache
 def _is_view(func: Any) -> bool:
     """Whether an operator reads and writes no element: it makes a view, or changes in place what a tensor views."""
     if torch.Tag.inplace_view in func.tags:  # such as set_(), by which torch.load() gives a tensor its storage
@@ -137,6 +150,9 @@ class Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _needs_no_values(func) and self._have_no_shadow((*args, *kwargs.values())):
+            with suppress(RuntimeError):  # as one that checks its arguments and has read zero: again, with answers
+                return self._without_shadow(func, func(*args, **kwargs))
         leaves = tree_leaves((args, kwargs))
         tensors = [it for it in leaves if isinstance(it, torch.Tensor)]
         if any(isinstance(it, FakeTensor) for it in tensors):
@@ -157,6 +173,27 @@ class Values(TorchDispatchMode):
             return self._on_card_alone(func, args, kwargs)
         self._make_room()
         return self._on_both(func, args, kwargs, on_card)
+
+    def _have_no_shadow(self, arguments: Sequence[Any]) -> bool:
+        """Return whether the tensors among arguments lie on cards, at least one, without a shadow."""
+        num_tensors = 0
+        for one in arguments:
+            for it in one if isinstance(one, (list, tuple)) else (one,):
+                if type(it) in PLAIN:
+                    if it.device.type != "cuda" or it.layout is not torch.strided or _key(it) in self._shadows:
+                        return False
+                    num_tensors += 1
+                elif isinstance(it, torch.Tensor):
+                    return False
+        return num_tensors > 0
+
+    def _without_shadow(self, func: Any, outs: Any) -> Any:
+        """Return what an operator gave, of which nothing is known."""
+        if not _is_view(func):
+            for it in outs if isinstance(outs, (list, tuple)) else (outs,):
+                if type(it) in PLAIN:
+                    self._shadows.pop(_key(it), None)
+        return outs
 
     def _on_both(self, func: Any, args: Any, kwargs: Any, on_card: list[torch.Tensor]) -> Any:
         """Run an operator on the card and on the host, and return what the card gave with the host's values."""
