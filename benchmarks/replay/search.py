@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
@@ -12,16 +12,21 @@ from typing import NamedTuple
 import optuna
 
 from pipeline.config.space import Choice, Space
-from pipeline.searching.acquisition import Rules, evaluate
+from pipeline.searching.acquisition import Rules
+from pipeline.searching.candidates import Candidate, may_fit
 from pipeline.searching.certificate import stated
+from pipeline.searching.expected import expectation_of
 from pipeline.searching.judge import CONSTRAINT
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.optuna_samplers import choose, distributions_of
+from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
 from replay.table import WARMUP_STEPS, Entry, Run, read
 
 NUM_TRIALS = int(SearchSettings.model_fields["num_trials"].default)
+NUM_PREDICTED_AT_ONCE = 8
+"""As on two cores."""
 FAR_APART = 100_003
 """Factor between the seeds of two searches, since the next trial of a search takes the next seed."""
 NEAR = 0.02
@@ -191,12 +196,28 @@ class Search:
         )
 
 
+def _sampler(search: Search, rules: Rules) -> PredictiveSampler:
+    """Return the sampler that predicts on the way, as a search does."""
+    predicted = {tuple(entry.candidate.choice.values()): entry.candidate for entry in search.entries}
+    unpredicted = [
+        replace(one, predicted_bytes=None, is_expected=True, is_work_known=False, fits=may_fit)
+        for one in predicted.values()
+    ]
+
+    def predict(choices: Sequence[Choice]) -> list[Candidate]:
+        return [predicted[tuple(choice.values())] for choice in choices]
+
+    sampler = PredictiveSampler(unpredicted, rules, predict, NUM_PREDICTED_AT_ONCE)
+    sampler.predict(expectation_of(unpredicted).first())
+    return sampler
+
+
 def predictive(search: Search) -> Replayed:
     """Replay the predictive sampler until it ends, and its answer was confirmed."""
-    candidates = [entry.candidate for entry in search.entries]
     rules = Rules(budget_bytes=search.budget_bytes)
+    sampler = _sampler(search, rules)
     while True:
-        acquisition = evaluate(candidates, search.measurements, rules)
+        acquisition = sampler.evaluate_measured(search.measurements)
         following = acquisition.next if acquisition.again is None else acquisition.again
         if following is not None and acquisition.is_adequate and search.trials < NUM_TRIALS:
             search.measure(following)

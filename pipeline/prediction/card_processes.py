@@ -43,7 +43,7 @@ class CardProcesses:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [python, card_host.__file__, str(theirs.fileno()), str(num_cores())],
-                env={**os.environ, **card},
+                env={"OMP_NUM_THREADS": "1", **os.environ, **card},  # one thread for each process that it forks
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -32,6 +32,8 @@ VARIABLES = ("CUDA_", "PYTORCH_", "TORCH_", "NVIDIA_")
 """How the names of environment variables begin on which memory may depend."""
 
 
+ONE_THREAD = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+"""Of a command on the host: as many commands run at a time as there are cores."""
 _NEED_VALUES = set[tuple[str, ...]]()
 """First words of commands that were seen to need the values of small tensors: they need not run without first."""
 
@@ -82,7 +84,7 @@ def _predict(command: Command, card: Card, may_install: bool) -> Outcome:
         command=on_cuda_build(command.with_copies(folder), may_install),
         card=card,
         num_cards=command.world_size,
-        variables=command.environment,
+        variables={**ONE_THREAD, **command.environment},
         time_limit_seconds=command.time_limit,
     )
     try:

@@ -274,7 +274,7 @@ struct recurrent {
 };
 
 struct sequences {
-    int64_t num_steps; /* of all sequences, padded */
+    int64_t num_steps; /* of all sequences, each as long as it is */
 };
 
 int cudnnSetRNNDescriptor_v8(struct recurrent *it, int algorithm, int cell, int bias, int direction, int input_mode,
@@ -287,7 +287,8 @@ int cudnnSetRNNDescriptor_v8(struct recurrent *it, int algorithm, int cell, int 
 
 int cudnnSetRNNDataDescriptor(struct sequences *it, int type, int layout, int length, int count, int width,
                               const int *lengths, void *fill) {
-    it->num_steps = (int64_t)length * count;
+    it->num_steps = 0;
+    for (int sequence = 0; sequence < count; sequence++) it->num_steps += lengths[sequence];
     return 0;
 }
 
