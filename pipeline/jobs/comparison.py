@@ -199,7 +199,7 @@ class _Measuring:
             result, summary = self._measure(this, label, [observer], partial(_summarize, variant, baseline), work=work)
         finally:
             if saved := saving.newest:
-                say(self._console, f"saved: fitproof main --resume {saved} --num_steps ... goes on from there", "dim")
+                say(self._console, f"saved: fitproof main --resume {saved} goes on from there", "dim")
         self._runs.append((this, observer))
         timing = timing_of(result.steps, variant.experiment.settings.timing_warmup_steps)
         timings = (timing,) if timing is not None else ()

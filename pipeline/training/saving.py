@@ -83,7 +83,8 @@ class Saving:
     @property
     def newest(self) -> Path | None:
         """The save of this training; None if there is none yet."""
-        return next((folder for folder in self.folder.glob("step_*") if not folder.suffix), None)
+        folders = [folder for folder in self.folder.glob("step_*") if not folder.suffix]  # two, if it was killed
+        return max(folders, key=lambda folder: int(folder.name.removeprefix("step_")), default=None)
 
 
 NEVER_SAVED = Saving()
