@@ -261,7 +261,8 @@ def _print_help(entry: str, kind: "type[Settings]", words: list[str]) -> NoRetur
         own = [word for word in words if word not in HELP]
         chosen = vars(_parser(entry, kind).parse_known_args(own)[0])
         used = USED["main"] if entry in SINGLE else USED.get(entry, USED_OF_COMPARISONS)
-        groups = [("settings that most people set", [*used]), *_settings_of_chosen(chosen, every)]
+        own_used = [name for name in used if name.partition(".")[0] in kind.model_fields]  # profiling saves nothing
+        groups = [("settings that most people set", own_used), *_settings_of_chosen(chosen, every)]
         more = f"\n\nfitproof {entry} {HELP_ALL} lists all {len(list(setting_names(kind)))} settings."
     example = f"\n\nexample: {EXAMPLES[entry]}" if entry in EXAMPLES else ""
     _parser(entry, kind, groups, _defaults(entry, kind), example + more).print_help()
