@@ -172,7 +172,7 @@ def settings_of(entry: str) -> "type[Settings]":
 
 def _own_settings(entry: str) -> "type[Settings]":
     """Return the class of the settings that an entry point adds to those of a run."""
-    from pipeline.config.variants import RepeatSettings, SingleSettings
+    from pipeline.config.variants import RepeatSettings, single_settings
 
     if entry == "search":
         from pipeline.searching.settings import EntrySettings
@@ -181,7 +181,7 @@ def _own_settings(entry: str) -> "type[Settings]":
     if entry in ("plan", "finetune") or entry in TOOLS:
         own: type[Settings] = getattr(import_module(f"pipeline.jobs.{entry}"), f"{entry.capitalize()}Settings")
         return own
-    return SingleSettings if entry in SINGLE else RepeatSettings
+    return single_settings(entry) if entry in SINGLE else RepeatSettings
 
 
 def _run_tool(name: str, words: list[str]) -> int:
@@ -261,7 +261,8 @@ def _print_help(entry: str, kind: "type[Settings]", words: list[str]) -> NoRetur
         own = [word for word in words if word not in HELP]
         chosen = vars(_parser(entry, kind).parse_known_args(own)[0])
         used = USED["main"] if entry in SINGLE else USED.get(entry, USED_OF_COMPARISONS)
-        groups = [("settings that most people set", [*used]), *_settings_of_chosen(chosen, every)]
+        own_used = [name for name in used if name.partition(".")[0] in kind.model_fields]  # profiling saves nothing
+        groups = [("settings that most people set", own_used), *_settings_of_chosen(chosen, every)]
         more = f"\n\nfitproof {entry} {HELP_ALL} lists all {len(list(setting_names(kind)))} settings."
     example = f"\n\nexample: {EXAMPLES[entry]}" if entry in EXAMPLES else ""
     _parser(entry, kind, groups, _defaults(entry, kind), example + more).print_help()
@@ -306,7 +307,8 @@ def _parser(
         for name in names:
             field = _field(kind, name)
             text = "" if defaults is None else f"{field.description} (default: {_written(defaults[name])})"
-            flag: dict[str, Any] = {"nargs": "?", "const": "true"} if field.annotation is bool else {}
+            is_flag = bool in (field.annotation, *get_args(field.annotation))
+            flag: dict[str, Any] = {"nargs": "?", "const": "true"} if is_flag else {}
             group.add_argument(f"--{name}", metavar=_type_name(field.annotation), help=text.replace("%", "%%"), **flag)
     return parser
 
@@ -387,8 +389,10 @@ def _type_name(annotation: Any) -> str:
         return f"{{{','.join(map(str, arguments))}}}"
     if get_origin(annotation) in (dict, list, tuple):
         return "JSON"
-    if get_origin(annotation) is Annotated or arguments:
+    if get_origin(annotation) is Annotated:
         return _type_name(arguments[0])
+    if arguments:
+        return " or ".join(dict.fromkeys(map(_type_name, arguments)))
     return annotation.__name__.lower() if inspect.isclass(annotation) else str(annotation)
 
 

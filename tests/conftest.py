@@ -44,6 +44,8 @@ THREE_LEVERS: dict[str, Any] = {
     "precision": ["fp32", "bf16"],
 }
 """A space of a few configurations."""
+FOUR_RANKS = (pytest.mark.slow, pytest.mark.four_ranks)
+"""Marks of a case that trains in four processes."""
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 """Whether this process runs on a simulated card: see pipeline/simulation/README.md."""
 LONGEST = (

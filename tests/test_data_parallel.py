@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import Received, tiny
+from conftest import FOUR_RANKS, Received, tiny
 from processes import wait_for
 from project import Project
 from test_user_functions import WORKS
@@ -36,7 +36,15 @@ TWO = {"world_size": 2, "effective_batch_size": 8, "micro_batch_size": 2}
 
 
 FSDP = {"sharding": "fsdp"}
-ALONE = {"world_size": 1, "sharding": "none", "sharded_accumulation": True, "reshard_after_forward": True}
+ALONE = {
+    "world_size": 1,
+    "sharding": "none",
+    "sharding_replicas": 1,
+    "sharded_accumulation": True,
+    "reshard_after_forward": True,
+}
+BY_FOUR = {**FSDP, "world_size": 4, "micro_batch_size": 1}
+REPLICATED = {**BY_FOUR, "sharding_replicas": 2}
 EXACT = 1e-5
 """Largest relative difference of float32 losses and gradients that differ in the order of sums alone."""
 
@@ -88,7 +96,13 @@ def losses(result: Result) -> list[float]:
         ),
         pytest.param({**FSDP, "sequences": "padded", "sequence_length": 64, "max_grad_norm": 0.5}, id="sharded"),
         pytest.param({**FSDP, "sharded_accumulation": False}, id="sharded, whole gradients", marks=pytest.mark.slow),
-        pytest.param({**FSDP, "world_size": 4, "micro_batch_size": 1}, id="sharded by 4", marks=pytest.mark.slow),
+        pytest.param({**BY_FOUR, "reshard_after_forward": 2}, id="sharded by 4, then by 2", marks=FOUR_RANKS),
+        pytest.param(
+            {**REPLICATED, "sequences": "padded", "sequence_length": 64, "max_grad_norm": 0.5},
+            id="two copies, each sharded by 2",
+            marks=FOUR_RANKS,
+        ),
+        pytest.param({**REPLICATED, "sharded_accumulation": False}, id="two copies, whole gradients", marks=FOUR_RANKS),
         pytest.param({**FSDP, "precision": "fp16", "initial_loss_scale": 2.0**40}, id="sharded, skipped steps"),
         pytest.param(
             {**FSDP, "checkpointing": "every_layer", "loss_kernel": "chunked", "optimizer": "muon"},
@@ -136,7 +150,8 @@ def write_gradients(file: Path, experiment: Experiment, prepared: Any, emit: Any
     [
         {**FSDP, "loss_kernel": "chunked"},
         {**FSDP, "sharded_accumulation": False, "checkpointing": "every_layer"},
-        pytest.param({**FSDP, "world_size": 4, "micro_batch_size": 1}, marks=pytest.mark.slow),
+        pytest.param({**BY_FOUR, "reshard_after_forward": 2}, marks=FOUR_RANKS),
+        pytest.param({**REPLICATED, "checkpointing": "every_layer"}, marks=FOUR_RANKS),
         pytest.param({**FSDP, "adapter": "lora", "reshard_after_forward": False}, marks=pytest.mark.slow),
         pytest.param({}, id="ddp", marks=pytest.mark.slow),
     ],
@@ -323,11 +338,16 @@ def test_gradients_stay_in_their_buckets(log: Path) -> None:
         ({**FSDP, "optimizer": "adamw_8bit"}, "set optimizer=adamw or muon, or sharding=none"),
         ({**FSDP, "activation_offloading": True}, "set checkpointing=offloaded and activation_offloading=false"),
         ({**FSDP, "sharded_accumulation": False, "micro_batch_size": 4}, "or a smaller micro_batch_size"),
-        ({"reshard_after_forward": False}, "set sharding=fsdp"),
+        ({"reshard_after_forward": False}, "reshard_after_forward=false is a setting of sharding=fsdp"),
+        ({"sharding_replicas": 2}, "sharding_replicas=2 is a setting of sharding=fsdp"),
+        ({**FSDP, "sharding_replicas": 2}, "and is 2 with world_size=2; set it to 1, or sharding=none"),
+        ({**BY_FOUR, "sharding_replicas": 3}, "and is 3 with world_size=4; set it to 1 or 2, or sharding=none"),
+        ({**BY_FOUR, "reshard_after_forward": 4}, "and is 4 with 4 ranks; set it to true or false or 2"),
+        ({**REPLICATED, "reshard_after_forward": 2}, "and is 2 with 2 ranks; set it to true or false"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(settings: dict[str, Any], message: str) -> None:
-    reason = tiny(**TWO | settings).unsupported()
+    reason = tiny(**TWO | settings).unsupported(machine("cpu", count=4))
     assert reason is not None
     assert message in reason
 

@@ -1,4 +1,4 @@
-"""Two ranks on two simulated cards: their memory is the predicted one, and what the machine lacks is refused."""
+"""Ranks on simulated cards of their own: their memory is the predicted one, and what the machine lacks is refused."""
 
 import json
 from pathlib import Path
@@ -15,12 +15,14 @@ CONFIGURATIONS = (
     {"adapter": "lora", "weights": "bfloat16"},
     {"sharding": "fsdp", "precision": "bf16"},
     {"sharding": "fsdp", "sharded_accumulation": False, "reshard_after_forward": False, "checkpointing": "every_layer"},
+    {"sharding": "fsdp", "sharding_replicas": 2, "world_size": 4, "micro_batch_size": 1},
+    {"sharding": "fsdp", "reshard_after_forward": 2, "world_size": 4, "micro_batch_size": 1, "precision": "bf16"},
 )
 
 
 def test_the_memory_of_a_rank_on_a_card_is_predicted(on_card: OnCard, tmp_path: Path) -> None:
     words = (str(FOLDER / "measure.py"), str(tmp_path), *map(json.dumps, CONFIGURATIONS))
-    done = on_card("h200", *words, num_devices=2, values=True, PYTHONPATH=".")
+    done = on_card("h200", *words, num_devices=4, values=True, PYTHONPATH=".")
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == len(CONFIGURATIONS)

@@ -53,6 +53,17 @@ def test_every_collective_is_counted_to_the_byte() -> None:
     assert kept.pass_work.sent_bytes == {gathered: SHARE * BF16 * total}
     assert kept.last_pass_work.sent_bytes == {scattered: SHARE * FLOAT32 * total}
 
+    copies = sent(sharding="fsdp", sharding_replicas=2)  # which add up their parts of the gradients after the last pass
+    own, among = SHARE / (RANKS - 1) * 2, "of 2"  # half of what is gathered or scattered
+    assert copies.pass_work.sent_bytes == {
+        f"sent by all_gather {among}": own * BF16 * (total + layers),
+        f"sent by reduce_scatter {among}": own * FLOAT32 * total,
+    }
+    assert copies.last_pass_work.sent_bytes == {f"sent by all_reduce {among}": 2 * own * FLOAT32 * total / 2}
+    halves = sent(sharding="fsdp", reshard_after_forward=2)
+    assert halves.pass_work.sent_bytes[gathered] == SHARE * BF16 * total
+    assert halves.pass_work.sent_bytes[f"sent by all_gather {among}"] == BF16 * layers / 2
+
 
 def test_a_micro_batch_between_two_sends_what_it_sends_by_itself() -> None:
     """Also where the larger one takes a single pass, which scatters all gradients."""

@@ -38,7 +38,7 @@ class Settings(BaseModel):
         annotation = cls.model_fields[str(info.field_name)].annotation
         if value == "none" and type(None) in get_args(annotation):
             return None
-        if isinstance(value, bool) and annotation is not bool:
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("must not be true or false")
         return value
 

@@ -184,6 +184,11 @@ class Technique(Settings, ABC):
         return False
 
     @property
+    def num_groups(self) -> int:
+        """Groups of some of the ranks that each rank is in, of which NCCL makes a communicator."""
+        return 0
+
+    @property
     def number_format(self) -> str | None:
         """The number format in which it rounds, one of ROUNDOFF's; None if it leaves that open."""
         return None

@@ -38,6 +38,7 @@ BEST_FILE = Path("best.yaml")
 EXISTING: Mapping[str, str] = {
     "config": "file",
     "folder": "folder",
+    "resume": "folder",
     "chat.path": "file or folder",
     "text_files.path": "file or folder",
 }
@@ -45,7 +46,7 @@ EXISTING: Mapping[str, str] = {
 USED: Mapping[str, tuple[str, ...]] = {
     "main": (
         *("config", "model", "corpus", "sequence_length", "micro_batch_size", "effective_batch_size", "precision"),
-        *("checkpointing", "num_steps", "budget"),
+        *("checkpointing", "num_steps", "budget", "save_every", "resume"),
     ),
     "search": (
         *("config", "model", "corpus", "sequence_length", "effective_batch_size", "budget", "space", "mathematics"),

@@ -34,8 +34,6 @@ from pipeline.memory.device import find_device, hardware_of, num_cores, total_by
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.simulation.communicators import note_on_communicators
 
-NUM_COMMUNICATORS = 1
-"""Of NCCL in each rank: one group has all ranks."""
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
 """The model for `model: auto` on each kind of device."""
 VARYING = ("padded", "grouped")
@@ -145,9 +143,8 @@ class Experiment:
                 "allocator reserves more, and within a tight budget can run out of memory later"
             )
         if kind == "cuda" and self.world_size > 1:
-            unseen.append(
-                f"world_size={self.world_size}: predicted for one rank. {note_on_communicators(NUM_COMMUNICATORS)}"
-            )
+            note = note_on_communicators(1 + sum(technique.num_groups for technique in self.techniques))
+            unseen.append(f"world_size={self.world_size}: predicted for one rank. {note}")
         return tuple(unseen)
 
     @property

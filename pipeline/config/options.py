@@ -83,7 +83,8 @@ class RunOptions(TypedDict, total=False):
     initial_loss_scale: float
     reference: Literal["frozen", "none"]
     sharding: Literal["none", "fsdp"]
-    reshard_after_forward: bool
+    sharding_replicas: int
+    reshard_after_forward: int | bool
     sharded_accumulation: bool
     weights: Literal["float32", "bfloat16"]
     causal_lm: dict[str, Any]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import NonNegativeInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
@@ -46,6 +46,10 @@ class EntryPoint:
     """Names of files in report/sections/ that add to its report."""
     repeats: int = 1
     """How many times each variant is run again for its time."""
+    save_every: int | None = None
+    """Optimizer steps from one save to the next; None: nothing is saved."""
+    resume: Path | None = None
+    """The saved training that it goes on from."""
 
     @property
     def variants(self) -> Iterator[Variant]:
@@ -53,11 +57,24 @@ class EntryPoint:
         return (variant for comparison in self.comparisons for variant in comparison.variants)
 
 
+SAVED_CONFIG = "config.yaml"
+"""The settings of a training in the folder that it was saved in."""
+
+
 class SingleSettings(Settings):
     """The setting that the entry points of one configuration add to those of a run."""
 
     config: Path = Path("experiments/single/fp32.yaml")
     """The YAML file to run: one of experiments/single/, or the config.yaml or best.yaml of an earlier run."""
+
+
+class MainSettings(SingleSettings):
+    """The settings that `main` adds to those of a run."""
+
+    save_every: PositiveInt | None = None
+    """Save the training after so many optimizer steps each, and after the last, in saved/ of the run; none: never."""
+    resume: Path | None = None
+    """Go on from such a folder, as runs/.../saved/step_100, whose settings count where `config` is not given."""
 
 
 class ComparisonSettings(Settings):
@@ -117,6 +134,11 @@ def load_entry_point(entry: str, overrides: Mapping[str, Any]) -> EntryPoint:
     return EntryPoint(entry, own.question, tuple(comparisons), own.sections, own.repeats)
 
 
+def single_settings(entry: str) -> type[SingleSettings]:
+    """Return the class of the settings that an entry point of SINGLE adds to those of a run."""
+    return MainSettings if entry == "main" else SingleSettings
+
+
 def load_single(entry: str, given: Mapping[str, Any]) -> EntryPoint:
     """Return an entry point of SINGLE: the configuration in the file `config`, with the user's other settings.
 
@@ -124,12 +146,20 @@ def load_single(entry: str, given: Mapping[str, Any]) -> EntryPoint:
         InvalidInputError: as make_experiment, or this machine cannot run it.
 
     """
-    config = Path(given.get("config", SingleSettings.model_fields["config"].default))
-    overrides = {name: value for name, value in given.items() if name != "config"}
-    variant = _variant(config.stem, merged(nested(read_config(config)), overrides), entry)
+    kind = single_settings(entry)
+    own = validate(kind, {name: value for name, value in given.items() if name in kind.model_fields}, entry)
+    saving = own.model_dump(exclude={"config"})
+    resume = saving.get("resume")
+    config = own.config if resume is None or "config" in given else resume / SAVED_CONFIG
+    overrides = {name: value for name, value in given.items() if name not in kind.model_fields}
+    values = read_config(config)
+    if {"effective_batch_size", "micro_batch_size"} <= values.keys():
+        values.pop("accumulation_steps", None)  # it follows, also from another world_size
+    variant = _variant(config.stem, merged(nested(values), overrides), entry)
     if variant.skipped:
         raise InvalidInputError(variant.skipped)
-    return EntryPoint(entry, f"What does {config} cost?", (Comparison("single", variant.name, (variant,)),))
+    comparisons = (Comparison("single", variant.name, (variant,)),)
+    return EntryPoint(entry, f"What does {config} cost?", comparisons, **saving)
 
 
 def read_config(file: Path) -> dict[str, Any]:

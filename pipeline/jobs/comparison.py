@@ -22,13 +22,15 @@ from pipeline.jobs.published_type import published_type_note
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
+from pipeline.runtime.rank import Work
 from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.run_folder import folder_name
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
 from pipeline.tracking.job import Job, open_job
-from pipeline.training.loop import Stop, never_stop
+from pipeline.training.loop import Stop, never_stop, train
 from pipeline.training.metrics import PREDICTION, Row, Summary, against_baseline, common_settings
+from pipeline.training.saving import Saving, check_saved
 from pipeline.training.time_differences import with_times
 from pipeline.training.timing import SLOWED, num_counting, timing_of
 from pipeline.training.typical_step import evaluation_note, lengths_note
@@ -48,6 +50,7 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     check_shapes(variant.experiment for variant in plan.variants)
     plan = with_policies(plan)
     first = next(plan.variants).experiment
+    num_taken = check_saved(plan.resume, first) if plan.resume else 0
     about = environment(first.device)
     notes = (first.model.note(first.settings.model), *corpus_notes(first), lengths_note(first), evaluation_note(first))
     say_notes(console, filter(None, notes))
@@ -56,6 +59,9 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
         job.tags({"device": str(first.device)})
         job.file("environment.json", json.dumps(about, indent=1))
         measuring = _Measuring(plan, job, about, console)
+        if plan.resume:
+            text = f"going on from {plan.resume}, after {num_taken} of {first.num_steps} optimizer steps"
+            say(console, text, "dim")
         say(console, measuring.amount, "dim")
         is_whole = False
         try:
@@ -81,10 +87,13 @@ class StepProgress(Observer):
 
     def __init__(self, advance: Advance, num_steps: int) -> None:
         self._advance, self._num_steps = advance, num_steps
+        self._num_shown = 0
 
     def step(self, record: StepRecord) -> None:
         """Report an optimizer step."""
-        self._advance(1, f"step {record.step + 1} of {self._num_steps}, loss {record.loss:.4f}")
+        num_taken = record.step + 1  # more than one if it was resumed
+        self._advance(num_taken - self._num_shown, f"step {num_taken} of {self._num_steps}, loss {record.loss:.4f}")
+        self._num_shown = num_taken
 
 
 class _Measuring:
@@ -184,7 +193,13 @@ class _Measuring:
             labels={"comparison": comparison.name, "variant": variant.name, "baseline": str(is_baseline).lower()},
         )
         observer = self._job.children.observer()
-        result, summary = self._measure(this, label, [observer], partial(_summarize, variant, baseline))
+        saving = Saving(this.folder / "saved", self._plan.save_every, self._plan.resume)
+        try:
+            work = partial(train, saving=saving)
+            result, summary = self._measure(this, label, [observer], partial(_summarize, variant, baseline), work=work)
+        finally:
+            if saved := saving.newest:
+                say(self._console, f"saved: fitproof main --resume {saved} goes on from there", "dim")
         self._runs.append((this, observer))
         timing = timing_of(result.steps, variant.experiment.settings.timing_warmup_steps)
         timings = (timing,) if timing is not None else ()
@@ -224,12 +239,13 @@ class _Measuring:
         observers: Sequence[Observer],
         summarize: Summarize | None,
         stop: Stop = never_stop,
+        work: Work | None = None,
     ) -> tuple[Result, Summary]:
         """Run under a progress line of the terminal."""
         num_steps = this.experiment.num_steps
         with progress(label, num_steps) as advance:
             shown = StepProgress(advance, num_steps)
-            result, summary = run(this, [*observers, shown], stop=stop, summarize=summarize)
+            result, summary = run(this, [*observers, shown], stop=stop, work=work, summarize=summarize)
         say(self._console, f"{label}: {result_text(result, summary)}", "dim")
         return result, summary
 

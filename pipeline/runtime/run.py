@@ -74,15 +74,16 @@ def run(
     observers: Sequence[Observer] = (),
     *,
     stop: Stop = never_stop,
+    work: Work | None = None,
     then: Work | None = None,
     summarize: Summarize | None = None,
     executor: Execute | None = None,
 ) -> tuple[Result, Summary]:
     """Train in a clean process, write the results into the run's folder, and emit every event to the observers.
 
-    `then` is further work in a second clean process; if it fails, the run fails as well. `summarize` returns
-    the summary metrics of a result, by default those that were measured. `executor` runs the processes, by default on
-    this machine.
+    `work` is what the process does, by default it trains until `stop` returns True. `then` is further work in a second
+    clean process; if it fails, the run fails as well. `summarize` returns the summary metrics of a result, by default
+    those that were measured. `executor` runs the processes, by default on this machine.
 
     Raises:
         KeyboardInterrupt: the user pressed Ctrl-C; what was measured is written and emitted before.
@@ -98,7 +99,7 @@ def run(
         for observer in observers:
             receiving.append(observer)
             observer.started(this)
-        measured = execute_it(experiment, this.folder / LOG, [_StepWriter(folder), *observers], stop=stop)
+        measured = execute_it(experiment, this.folder / LOG, [_StepWriter(folder), *observers], work=work, stop=stop)
         if then is not None and measured.outcome is not Outcome.INTERRUPTED:
             measured = _with(execute_it(experiment, this.folder / "traces" / LOG, observers, work=then), measured)
         concluded = summarize(measured) if summarize else measured_summary(experiment, measured)

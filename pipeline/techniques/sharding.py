@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
+from unittest.mock import patch
 
 import torch
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PositiveInt
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Hardware
@@ -37,8 +38,11 @@ class Sharding(Technique):
         "none"
     )
     """none (or ddp): each of world_size processes has all parameters; fsdp: a part of each, gathered layer by layer."""
-    reshard_after_forward: bool = True
-    """With fsdp, whether a layer's gathered parameters are freed after its forward pass, and gathered again."""
+    sharding_replicas: PositiveInt = 1
+    """With fsdp, copies of the model, each divided among world_size / sharding_replicas neighbouring ranks (HSDP)."""
+    reshard_after_forward: PositiveInt | bool = True
+    """With fsdp, whether a layer's gathered parameters are freed after its forward pass, and gathered again; a number:
+    each keeps a part of them, divided among so many ranks."""
     sharded_accumulation: bool = True
     """With fsdp, whether gradients are summed after each pass: a rank keeps a part of them; false: after the last."""
 
@@ -57,11 +61,20 @@ class Sharding(Technique):
         """Each rank moves its part of a layer at a time, so that no device has the whole model."""
         return self.active
 
+    @property
+    def num_groups(self) -> int:
+        """The ranks of its copy and those with its part of each copy, and those that keep parts of a layer."""
+        return 2 * (self.sharding_replicas > 1) + (not isinstance(self.reshard_after_forward, bool))
+
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
-        """Return both ways where there are several GPUs; on a CPU all ranks share one memory."""
-        values = ("none", "fsdp") if setting == "sharding" else (True, False)
-        return values if hardware.kind == "cuda" and (hardware.count or 1) > 1 else values[:1]
+        """Return both ways, or powers of two, where there are several GPUs; on a CPU all ranks share one memory."""
+        count = hardware.count or 1
+        values = {
+            "sharding": ("none", "fsdp"),
+            "sharding_replicas": tuple(2**power for power in range(count.bit_length()) if 2**power < count) or (1,),
+        }.get(setting, (True, False))
+        return values if hardware.kind == "cuda" and count > 1 else values[:1]
 
     def not_predicted(self, kind: str) -> str | None:
         """Return that fake tensors have no ranks."""
@@ -93,6 +106,8 @@ class Sharding(Technique):
                 "activation_offloading=true would move the parameters that sharding=fsdp has gathered, which a layer "
                 "saves too; set checkpointing=offloaded and activation_offloading=false, or sharding=none"
             )
+        if reason := self._indivisible(settings.world_size):
+            return reason
         if not self.sharded_accumulation and settings.accumulation_steps == 1:
             return (
                 "sharded_accumulation=false sums gradients after the last of several passes, and accumulation_steps is "
@@ -101,13 +116,35 @@ class Sharding(Technique):
         return None
 
     def _needs_sharding(self) -> str | None:
-        for name in ("reshard_after_forward", "sharded_accumulation"):
-            if not getattr(self, name):
-                return f"{name}=false is a setting of sharding=fsdp, and sharding is none; set sharding=fsdp"
+        for name, field in type(self).model_fields.items():
+            if (value := getattr(self, name)) != field.default:
+                given = f"{name}={str(value).lower()}"
+                return f"{given} is a setting of sharding=fsdp, and sharding is none; set sharding=fsdp"
         return None
+
+    def _indivisible(self, world_size: int) -> str | None:
+        """Return that the ranks cannot be divided into so many copies, or those of a copy into so many parts."""
+        replicas, reshards = self.sharding_replicas, self.reshard_after_forward
+        possible = [count for count in range(1, world_size // 2 + 1) if world_size % count == 0]
+        if replicas not in possible:
+            return (
+                f"sharding_replicas must divide world_size and leave each copy two ranks or more, and is {replicas} "
+                f"with world_size={world_size}; set it to {' or '.join(map(str, possible))}, or sharding=none, with "
+                "which each rank has a copy"
+            )
+        num_parts = world_size // replicas
+        if isinstance(reshards, bool) or (1 < reshards < num_parts and num_parts % reshards == 0):
+            return None
+        numbers = [str(count) for count in range(2, num_parts) if num_parts % count == 0]
+        return (
+            "reshard_after_forward is true, false or a divisor of the ranks that a copy is divided among, other than "
+            f"1 and all, and is {reshards} with {num_parts} ranks; set it to {' or '.join(['true', 'false', *numbers])}"
+        )
 
     def export(self, target: str) -> Exported | None:
         """Return FSDP2 of accelerate, of Trainer and of axolotl, and DeepSpeed's stage of ZeRO that is most like it."""
+        if target != "pytorch" and (self.sharding_replicas > 1 or not isinstance(self.reshard_after_forward, bool)):
+            return None
         by_layer = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": self.reshard_after_forward}
         if target == "pytorch":
             return Exported(notes=("It has the whole model in its one process, and so not the memory of a rank.",))
@@ -132,7 +169,7 @@ class Sharding(Technique):
     def apply(self, step: Step) -> Step:
         """Give each rank the whole model and all gradients, or its part of both."""
         if self.active:
-            return _fully_sharded(step, self.reshard_after_forward, self.sharded_accumulation)
+            return _fully_sharded(step, self)
         return step if step.ranks.size == 1 else data_parallel(step)
 
 
@@ -142,11 +179,12 @@ _NOT_ON_CPU = (
 )
 
 
-def _fully_sharded(step: Step, reshards: bool, sums_each_pass: bool) -> Step:
+def _fully_sharded(step: Step, sharding: Sharding) -> Step:
     """Return a step whose layers are gathered one at a time (FSDP2), and all other parameters for the whole pass.
 
-    Parameters are gathered in the type of autocast, gradients are summed in float32. The sum, not FSDP2's mean, is the
-    gradient of the window's loss: each rank divides its losses by all ranks' targets.
+    Parameters are gathered in the type of autocast, gradients are summed in float32, over several copies of the model
+    in the last pass alone. The sum, not FSDP2's mean, is the gradient of the window's loss: each rank divides its
+    losses by all ranks' targets.
 
     Raises:
         InvalidInputError: this process has no group.
@@ -157,11 +195,14 @@ def _fully_sharded(step: Step, reshards: bool, sums_each_pass: bool) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    ranks = step.ranks
-    mesh = init_device_mesh(step.device.type, (ranks.size,))
+    ranks, replicas = step.ranks, sharding.sharding_replicas
+    shape, names = (replicas, ranks.size // replicas), ("replicate", "shard")
+    first = 1 if replicas == 1 else 0
+    mesh = init_device_mesh(step.device.type, shape[first:], mesh_dim_names=names[first:])
     policy = MixedPrecisionPolicy(param_dtype=_autocast_dtype(step), reduce_dtype=torch.float32)
-    for layer in step.trainable.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=reshards, mp_policy=policy)
+    with _one_mesh_after_forward():
+        for layer in step.trainable.layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward, mp_policy=policy)
     loss = LossModule(step.trainable)
     as_they_are = replace(policy, cast_forward_inputs=False)  # a batch may have targets in float32
     root = fully_shard(loss, mesh=mesh, reshard_after_forward=False, mp_policy=as_they_are)
@@ -175,7 +216,7 @@ def _fully_sharded(step: Step, reshards: bool, sums_each_pass: bool) -> Step:
     @contextmanager
     def accumulation() -> Iterator[None]:
         nonlocal is_accumulating
-        is_accumulating = not sums_each_pass
+        is_accumulating = True
         try:
             yield
         finally:
@@ -183,11 +224,32 @@ def _fully_sharded(step: Step, reshards: bool, sums_each_pass: bool) -> Step:
 
     def loss_of(_: nn.Module, batch: Batch, num_targets: int) -> Tensor:
         ranks.entered()
-        root.set_requires_gradient_sync(not is_accumulating)
+        root.set_requires_gradient_sync(sharding.sharded_accumulation or not is_accumulating)
+        root.set_requires_all_reduce(not is_accumulating)
         computed: Tensor = loss(batch, num_targets)
         return computed
 
     return replace(step, trainable=replace(step.trainable, loss=loss_of), accumulation_context=accumulation)
+
+
+@contextmanager
+def _one_mesh_after_forward() -> Iterator[None]:
+    """Let all layers share the groups that keep parts of their parameters after the forward pass.
+
+    FSDP2 makes groups for each layer if `reshard_after_forward` is a number, and NCCL a communicator of each group.
+    """
+    import torch.distributed.fsdp._fully_shard._fully_shard as fsdp
+
+    name = "_get_post_forward_mesh_info"
+    make, made = getattr(fsdp, name), list[Any]()
+
+    def once(*args: Any) -> Any:
+        if not made:
+            made.append(make(*args))
+        return made[0]
+
+    with patch.object(fsdp, name, once):
+        yield
 
 
 def _autocast_dtype(step: Step) -> torch.dtype | None:

@@ -19,6 +19,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
+from pipeline.training.saving import NEVER_SAVED, Saving
 from pipeline.training.step import (
     Build,
     StepOutput,
@@ -54,10 +55,12 @@ def train(
     stop: Stop = never_stop,
     build: Build = on_device,
     at_end: Callable[["Loop"], None] | None = None,
+    saving: Saving = NEVER_SAVED,
 ) -> None:
     """Train, and emit each optimizer step, the memory used and the final measurements.
 
     Training ends after num_steps optimizer steps, or as soon as `stop` returns True, which is called after each step.
+    Where `saving` resumes one, these include the steps that were taken before.
     `at_end` is called with the loop after the memory was read for the last time.
     With several ranks each emits the slowest one's times and the largest one's memory, or its own where it fails.
 
@@ -77,12 +80,15 @@ def train(
         optimizer = step.make_optimizer(step.trainable.module)
         with step.run_context():
             loop = Loop(experiment, prepared.train, step, optimizer, emit)
+            saving.restore(loop)
             with counted_layers(step.trainable.layers) as forwards:
                 loop.advance(1, meter.mark)
-            loop.advance(WATCHED_STEPS - 1, meter.mark)
+            loop.advance(min(WATCHED_STEPS - 1, settings.num_steps - loop.num_launched), meter.mark)
             meter.stop()
             emit(ranks.largest_use(meter.read()))
-            loop.advance(settings.num_steps - WATCHED_STEPS, stop=stop)
+            for end in saving.ends(loop.num_launched, settings.num_steps):
+                loop.advance(end - loop.num_launched, stop=stop)
+                saving.save(loop, experiment)
             eval_loss = None
             if settings.eval_steps:
                 meter.begin_evaluation()
@@ -149,8 +155,13 @@ class Loop:
         self._clock: _CpuClock | _CudaClock = _CudaClock() if step.device.type == "cuda" else _CpuClock()
         self._lag = 1 if step.device.type == "cuda" else 0
         self.num_launched = 0
-        """Optimizer steps launched so far."""
+        """Optimizer steps launched so far, those before it was resumed included."""
+        self._num_before = 0
         self._seconds_per_position: list[float] = []
+
+    def go_on_from(self, num_steps: int) -> None:
+        """Count on from this number of optimizer steps, which were taken before."""
+        self.num_launched = self._num_before = num_steps
 
     def window(self, number: int) -> Window:
         """Return this rank's micro-batches of optimizer step `number`, counted from 0, on the CPU.
@@ -160,7 +171,7 @@ class Loop:
         """
         rows = rows_of_step(len(self._sequences), number, self._effective_batch_size, self._settings.seed)
         size = self.step.micro_batch_size
-        if number < WATCHED_STEPS:
+        if number - self._num_before < WATCHED_STEPS:
             batches = split(self._sequences.batch(rows), len(rows), size)
         else:
             batches = self._sequences.micro_batches(rows, size)
@@ -171,7 +182,7 @@ class Loop:
     def advance(self, num_steps: int, mark: Callable[[int, str], None] = unmarked, stop: Stop = never_stop) -> None:
         """Take the next `num_steps` optimizer steps, fewer if `stop` returns True, and emit all of them.
 
-        `mark` is called with the number of the step and the phase at the end of each phase.
+        `mark` is called with the number of the step, counted from where it was resumed, and the phase at its end.
 
         Raises:
             DivergedError: a loss was infinite or NaN.
@@ -196,19 +207,19 @@ class Loop:
 
     def launch(self, mark: Callable[[int, str], None] = unmarked) -> tuple[Window, float, StepOutput]:
         """Take the next optimizer step without waiting for the device; return its data, learning rate and results."""
-        number = self.num_launched
+        number, counted = self.num_launched, self.num_launched - self._num_before
         rate = learning_rate(number, self._settings, self._effective_batch_size)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         window = self.window(number)
-        mark(number, "data")
+        mark(counted, "data")
         output = optimizer_step(
             self.step,
             self.optimizer,
             window.batches,
             window.num_targets,
             self._settings.max_grad_norm,
-            partial(mark, number),
+            partial(mark, counted),
         )
         self.num_launched += 1
         return window, rate, output
