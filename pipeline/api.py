@@ -266,15 +266,18 @@ def simulate(
             f"{', '.join(given) or 'none of them'}; give one of the three"
         )
     with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-        shown: str | None = None
+        called: str | None = None
         if command is None:
             if function is None:
                 from pipeline.prediction.three_steps import three_steps
 
                 function, arguments = three_steps, (model, inputs, optimizer)
-            command, shown = command_of(function, arguments, Path(folder)), name_of(function)
+                called = f"three optimizer steps of {name_of(model if hasattr(model, '__qualname__') else type(model))}"
+            else:
+                called = f"{name_of(function)}()"
+            command = command_of(function, arguments, Path(folder))
         words = command if isinstance(command, str) else shlex.join(command)
         given_settings = nested({**settings, "gpu": gpu, "command": words})
         say = partial(_console().print, style="dim", highlight=False)
         found = run_simulation(validate(SimulateSettings, given_settings, "simulate"), Path(folder), say)
-    return Simulated.of(found if shown is None else replace(found, command=(shown,)))
+    return Simulated.of(found if called is None else replace(found, command=(), called=called))

@@ -20,6 +20,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.sequences import IGNORED_LABEL
 from pipeline.base.shapes import Reading
 from pipeline.config.experiment import Experiment
+from pipeline.config.settings import in_use
 from pipeline.export.write import export_files
 from pipeline.prediction.predict import predict
 from pipeline.training.step import backpropagate, build_step
@@ -196,6 +197,7 @@ def test_what_has_no_pairs_is_refused(more: dict[str, Any], message: str, tmp_pa
 def test_a_reference_is_of_dpo_alone_and_is_not_sharded(tmp_path: Path) -> None:
     reason = tiny(reference="none").unsupported()
     assert reason is not None and "is a setting of task=dpo" in reason
+    assert "reference" in in_use(tiny(task="dpo").params()) and "reference" not in in_use(tiny(task="reward").params())
     sharded = tiny(task="dpo", sharding="fsdp", world_size=2, **pairs(tmp_path)).unsupported()
     assert sharded is not None and "the frozen copy of task=dpo; set adapter=lora" in sharded
     with pytest.raises(InvalidInputError, match="is trained for dpo on pairs"):

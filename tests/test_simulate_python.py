@@ -60,7 +60,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_function_needs_what_the_command_needs_that_calls_it(module: Any, tmp_path: Path) -> None:
     by_command = simulate(command=[str(CUDA_PYTHON), "training_of_a_test.py"], gpu="rtx4090")
     by_function = simulate(module.train, 4096, gpu="rtx4090")
-    assert isinstance(by_function, Simulation) and by_function.command == ("training_of_a_test.train",)
+    assert isinstance(by_function, Simulation)
+    assert repr(by_function).startswith("Does training_of_a_test.train() fit NVIDIA GeForce RTX 4090?\n")
     for found in (by_command, by_function):
         assert found.largest is not None
         assert (found.verdict, found.largest.num_steps) == ("fits", 3)
@@ -81,6 +82,7 @@ def test_a_model_on_the_device_meta_is_trained_for_three_steps_with_its_tied_wei
     with torch.device("meta"):
         model = module.Tied()
     found = simulate(model=model, inputs=torch.ones(4096, 512), optimizer=torch.optim.AdamW, gpu="a100")
+    assert repr(found).startswith("Does three optimizer steps of training_of_a_test.Tied fit ")
     assert found.largest is not None
     assert (found.verdict, found.largest.num_steps) == ("fits", 3)
     assert found.largest.peak.category_bytes["parameters"] == PARAMETERS

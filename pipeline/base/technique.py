@@ -167,6 +167,8 @@ class Technique(Settings, ABC):
     """Whether it changes the model's layers, and so cannot be used with a model that has none."""
     within_layers: ClassVar[bool] = False
     """Whether it changes nothing outside of the model's layers: predictions with another loss are then derived."""
+    task: ClassVar[str | None] = None
+    """The task that it is a part of, if it is of one alone: runs of other tasks do not show its settings."""
 
     @property
     @abstractmethod

@@ -144,13 +144,16 @@ def default_values() -> dict[str, Any]:
 def in_use(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without those of techniques that are not in use, and of values that a technique does not have.
 
-    Whether a technique is in use is said by its first setting, and `qlora_...` is a setting of the value `qlora`. A
-    setting that differs from its default stays.
+    A technique of one task is not in use in others. Whether another is in use is said by its first setting, and
+    `qlora_...` is a setting of the value `qlora`. A setting that differs from its default stays.
     """
     left_out: set[str] = set()
     for technique in TECHNIQUES.values():
         switch, *others = technique.model_fields
         if switch not in params:
+            continue
+        if technique.task is not None and params.get("task") != technique.task:
+            left_out |= technique.model_fields.keys()
             continue
         value, default = params[switch], technique.model_fields[switch].default
         for name in others:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pipeline.base.progress import Advance, progress
 from pipeline.base.results import Result, StepRecord
-from pipeline.config.experiment import Experiment
+from pipeline.config.experiment import Experiment, notes_on
 from pipeline.config.variants import Comparison, EntryPoint, Variant
 from pipeline.jobs.lengths import corpus_notes, document_lengths, predicted_truncations
 from pipeline.jobs.live_page import LivePage
@@ -52,7 +52,7 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     first = next(plan.variants).experiment
     num_taken = check_saved(plan.resume, first) if plan.resume else 0
     about = environment(first.device)
-    notes = (first.model.note(first.settings.model), *corpus_notes(first), lengths_note(first), evaluation_note(first))
+    notes = (*notes_on(one.experiment for one in plan.variants), *corpus_notes(first), lengths_note(first), evaluation_note(first))
     say_notes(console, filter(None, notes))
     with open_job(plan.entry, first.settings.model, first.settings.output) as job:
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))

@@ -13,7 +13,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
-from pipeline.config.experiment import Experiment, family_of, make_experiment, notes_on
+from pipeline.config.experiment import Experiment, family_of, make_experiment
 from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested, validate
 from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
@@ -21,7 +21,7 @@ from pipeline.jobs.comparison import run_comparison
 from pipeline.jobs.finetune_plan import plan_kinds
 from pipeline.jobs.plan import make_plan
 from pipeline.jobs.plan_settings import log_findings
-from pipeline.jobs.printing import say, say_notes
+from pipeline.jobs.printing import say
 from pipeline.jobs.search import run_search
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
@@ -168,7 +168,6 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
         for kind in _planned(own, shared):
             planned.append(kind)
             advance(1)
-    say_notes(console, notes_on(experiments.values()))
     compared = run_comparison(_comparison(own, shared, planned), console)
     chosen = next((one for one in planned if one.name == asked or (asked == AUTO_KIND and one.skipped is None)), None)
     found = None

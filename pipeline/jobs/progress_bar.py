@@ -1,4 +1,4 @@
-"""Shows how far long work is: a bar of a terminal, and lines where the output is no terminal."""
+"""Shows how far long work is: bars of a terminal, and lines on the whole of it where the output is no terminal."""
 
 import threading
 import time
@@ -60,6 +60,10 @@ class ProgressBar(Listener):
         self._has_begun = threading.Event()
         self._thread: threading.Thread | None = None
 
+    @property
+    def _has_bars(self) -> bool:
+        return self._console.is_terminal or self._console.is_jupyter
+
     def started(self, text: str, total: int) -> None:
         """Begin a piece of work."""
         with self._lock:
@@ -92,14 +96,14 @@ class ProgressBar(Listener):
     def _watch(self) -> None:
         while self._has_begun.wait():
             with self._lock:
-                for piece in self._pieces:
+                for piece in self._pieces if self._has_bars else self._pieces[:1]:
                     self._show(piece)
             time.sleep(1 / REFRESHES_PER_SECOND)
 
     def _show(self, piece: _Piece) -> None:
         if piece.seconds < piece.due:
             return
-        if not (self._console.is_terminal or self._console.is_jupyter):
+        if not self._has_bars:
             self._console.print(piece.line(), style="dim", highlight=False)
             piece.due = piece.seconds + SECONDS_BETWEEN_LINES[min(piece.num_lines, len(SECONDS_BETWEEN_LINES) - 1)]
             piece.num_lines += 1

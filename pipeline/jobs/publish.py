@@ -50,7 +50,7 @@ def show(report: Report, console: Console, said: Sequence[str] = ()) -> None:
             if table.num_in_terminal != 0:
                 console.print(table.to_terminal(console.width))
     say_notes(console, [note for section in report.sections for note in (*section.why, *section.notes)], said)
-    if any(section.left_out for section in report.sections):
+    if any(section.left_out and section.tables for section in report.sections):
         say(console, "why configurations were left out of the space is on the page")
     say(console, report.answer, "bold")
 

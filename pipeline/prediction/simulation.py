@@ -86,6 +86,8 @@ class Simulation:
     """What a command needs of a card."""
 
     command: tuple[str, ...]
+    called: str | None = None
+    """What Python called, which has no command: a function, or the steps of a model."""
     card: str
     gpu: str
     """What `--gpu` takes for the card."""

@@ -131,8 +131,9 @@ def _kind_that_fits(card: CardPlan, best: PlannedRow) -> str:
 
 
 def _kind_that_does_not(card: CardPlan) -> str:
+    """Return why a kind does not fit, without the remedies, which are on the page."""
     if not card.rows:
-        return f"{card.kind} ({'; '.join(card.skipped).rstrip('.')})"
+        return f"{card.kind} ({'; '.join(reason.partition('; ')[0].rstrip('.') for reason in card.skipped)})"
     smallest = min(row.peak_bytes for row in card.rows) / MIB
     return f"{card.kind} (needs {smallest:,.0f} of {card.budget_bytes / MIB:,.0f} MiB at least)"
 
@@ -172,7 +173,7 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_cells: int) -> Sec
     kind = [] if card.kind is None else [card.kind]
     choice = (card.card, *kind, *([] if size is None else [f"effective batch {size}"]))
     if not card.rows:
-        return Section(title=card.name, notes=(*card.notes, *card.skipped), choice=choice)
+        return Section(title=card.name, notes=card.notes, left_out=card.skipped, choice=choice)
     name = re.sub(r"[^a-z0-9]+", "_", card.name.lower()).strip("_")
     num_on_page = NUM_ON_PAGE // len(findings.cards)
     tables = [_configurations_table(name, card, findings, num_on_page)]

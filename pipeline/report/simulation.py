@@ -37,7 +37,7 @@ def simulation_report(simulation: Simulation) -> Report:
     ranks = (_ranks_table(simulation),) if simulation.ranks else ()
     return Report(
         entry="simulate",
-        question=f"Does `{_named(simulation.command)}`{rank} fit {card}?",
+        question=f"Does {_what(simulation)}{rank} fit {card}?",
         answer=answer(simulation),
         headlines=_headlines(simulation),
         command=_command(simulation),
@@ -51,15 +51,18 @@ def simulation_report(simulation: Simulation) -> Report:
         settings={
             "card": simulation.card,
             "cards": simulation.num_cards,
-            "command": shlex.join(simulation.command),
+            "command": simulation.called or shlex.join(simulation.command),
             "values of small tensors": simulation.with_values,
         },
     )
 
 
-def _named(command: Sequence[str]) -> str:
-    """Return a command as text, its program without a path."""
-    return shlex.join([Path(command[0]).name, *command[1:]])
+def _what(simulation: Simulation) -> str:
+    """Return what was simulated: what Python called, or the command, its program without a path."""
+    if simulation.called is not None:
+        return simulation.called
+    program, *words = simulation.command
+    return f"`{shlex.join([Path(program).name, *words])}`"
 
 
 def answer(simulation: Simulation) -> str:
@@ -199,7 +202,10 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
     return tuple(found)
 
 
-def _command(simulation: Simulation) -> str:
+def _command(simulation: Simulation) -> str | None:
+    """Return the command that simulates it again; None if Python called it."""
+    if simulation.called is not None:
+        return None
     defaults = {"gpus": 1, "world_size": 1, "rank": 0, "ranks": "one"}
     which = {"ranks": "all"} if simulation.ranks else {"rank": simulation.rank}
     given = {"gpus": simulation.num_cards, "world_size": simulation.world_size, **which}
