@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pipeline.memory.inside import NOTHING, Buffer, Inside
+from pipeline.prediction.measured_operators import MEASURED, measured_buffers
 
 aten = torch.ops.aten
 NO_REDUCTION = 0
@@ -16,6 +17,8 @@ def cpu_buffers(operator: Any, args: tuple[Any, ...]) -> Inside:
     """Return the buffers of one call of an operator."""
     if operator is aten.mse_loss.default:
         return _squared_errors(args)
+    if operator in MEASURED:
+        return measured_buffers(operator, args)
     return _converted(args) if operator is aten.add_.Tensor else NOTHING
 
 
