@@ -31,7 +31,7 @@ STYLES = {
         "{% endif %}{% endif %}"
     ),
 }
-"""Templates like those of public models: any roles; trimmed contents; two roles in turn; thoughts of the last answer."""
+"""Templates like those of public models: any roles; trimmed contents; two roles in turn; thoughts of the last one."""
 ENDS = {"ChatML": "<|im_end|>"}
 ASKED, YES, NO = TALK[1], TALK[2], TALK[4]
 ONCE = {"messages": [ASKED, YES]}

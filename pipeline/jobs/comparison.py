@@ -52,7 +52,12 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     first = next(plan.variants).experiment
     num_taken = check_saved(plan.resume, first) if plan.resume else 0
     about = environment(first.device)
-    notes = (*notes_on(one.experiment for one in plan.variants), *corpus_notes(first), lengths_note(first), evaluation_note(first))
+    notes = (
+        *notes_on(one.experiment for one in plan.variants),
+        *corpus_notes(first),
+        lengths_note(first),
+        evaluation_note(first),
+    )
     say_notes(console, filter(None, notes))
     with open_job(plan.entry, first.settings.model, first.settings.output) as job:
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))
