@@ -31,7 +31,7 @@ def search(cache: Path) -> dict[str, Any]:
         folder = Path(name)
         (folder / "experiments").symlink_to(ROOT / "experiments")
         words = [sys.executable, "-m", "fitproof", "search"]
-        for kept in cache.glob("trace-*"):
+        for kept in cache.glob("prediction-*"):
             kept.unlink()
         start = time.perf_counter()
         variables = environment_of(folder) | {"FITPROOF_CACHE": str(cache)}

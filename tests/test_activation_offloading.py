@@ -9,10 +9,8 @@ import torch
 from conftest import ROOT, tiny, with_corpus_of
 from test_checkpointing import DROPOUT, LAYERS, OWN, trained
 from test_export import losses_here, losses_of_script
-from test_prediction import CPU
 from torch import Tensor, nn
 
-from pipeline.config.experiment import Experiment
 from pipeline.export.write import export_files, write_files
 from pipeline.memory import offloading
 from pipeline.memory.device import hardware_of
@@ -23,10 +21,8 @@ from pipeline.memory.offloading import (
     offload_saved_tensors,
     offloaded_checkpoint,
 )
-from pipeline.memory.timeline import Timeline, same_memory
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
-from pipeline.prediction.trace import record, trace
 from pipeline.runtime.run import execute
 from pipeline.techniques.activation_offloading import ActivationOffloading
 
@@ -144,45 +140,6 @@ def test_copies_on_the_host_of_a_card_are_not_counted() -> None:
     kept = [each.breakdown.category_bytes["activations"] for each in (plain, lean)]
     assert kept[1] < 0.5 * kept[0]
     assert lean.sequence_flops == plain.sequence_flops
-
-
-def traced(size: int, how: Any) -> Timeline:
-    """Return the timeline at a micro-batch size, recorded or by trace()."""
-    experiment = tiny(micro_batch_size=size, activation_offloading=True, offloading_min_mib=0.2)
-    prepared = experiment.prepare()
-    if how is record:
-        return record(experiment, prepared, experiment.effective_batch_size)
-    return trace(experiment, CPU, prepared)
-
-
-def test_no_prediction_is_extrapolated_across_the_size_from_which_on_tensors_are_offloaded() -> None:
-    """The largest storages have 16 KiB a sequence: they reach 0.2 MiB from a micro-batch of 13 on."""
-    small = [traced(size, trace) for size in (2, 4, 8)]
-    events = [timeline.events_E.tolist() for timeline in small]
-    assert events[0] == events[1] == events[2]
-    for size in (12, 16):
-        found, expected = (traced(size, how) for how in (trace, record))
-        assert same_memory(found, expected)
-        assert (found.events_E.tolist() == events[0]) == (size == 12)
-
-
-def test_sizes_on_one_side_of_the_threshold_are_extrapolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A layer's input has 4 KiB a sequence, and reaches 64 KiB at 16; nothing else that is saved is as large."""
-    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
-    recorded = []
-
-    def recording(experiment: Experiment, *others: Any) -> Timeline:
-        recorded.append(experiment.micro_batch_size)
-        return record(experiment, *others)
-
-    monkeypatch.setattr("pipeline.prediction.trace.record", recording)
-    settings = {"checkpointing": "every_layer", "activation_offloading": True, "offloading_min_mib": 1 / 16}
-    for size in (2, 4, 8, 12, 16, 24, 32, 192):
-        experiment = tiny(micro_batch_size=size, effective_batch_size=size, **settings)
-        prepared = experiment.prepare()
-        found = trace(experiment, CPU, prepared)
-        assert size not in (12, 192) or same_memory(found, record(experiment, prepared, size))
-    assert recorded == [2, 4, 8, 16, 24, 32]
 
 
 def test_the_exported_script_offloads(tmp_path: Path) -> None:

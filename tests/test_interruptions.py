@@ -168,20 +168,16 @@ def test_findings_of_the_version_before_say_what_to_do(tmp_path: Path) -> None:
     assert "give a job's folder" not in str(error.value), "it is a job's folder"
 
 
-def test_a_trace_that_is_evicted_while_it_is_read_is_recorded_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_prediction_that_is_damaged_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.memory.device import hardware_of
-    from pipeline.prediction import trace as trace_module
     from pipeline.prediction.predict import predict
 
     monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiment = tiny(corpus="quick_fox", micro_batch_size=1, effective_batch_size=1)
-    predict(experiment, hardware_of(experiment.device))
-    for file in tmp_path.glob("trace-*"):
+    first = predict(experiment, hardware_of(experiment.device))
+    for file in tmp_path.glob("prediction-*"):
         file.write_bytes(file.read_bytes()[:100])
-    trace_module.forget()
-    predict(experiment, hardware_of(experiment.device))
+    assert predict(experiment, hardware_of(experiment.device)) == first
 
 
 def test_a_value_that_is_listed_twice_is_one_value() -> None:

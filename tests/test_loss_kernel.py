@@ -21,11 +21,9 @@ from pipeline.base.heads import head_of, hidden_states, why_inseparable
 from pipeline.cli import main
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import AllSettings, merged, validate
-from pipeline.memory.timeline import same_memory
 from pipeline.models.causal_lm import CausalLm, _why_inseparable
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
-from pipeline.prediction.trace import record, trace
 from pipeline.techniques.loss_kernel import LONGEST_CHUNK_TOKENS, LossKernel, default_chunk_tokens, has_fused
 from pipeline.training.step import build_step
 
@@ -303,24 +301,6 @@ def test_the_loss_does_not_wait_for_the_gpu(kernel: str) -> None:
     for _ in range(2):  # the first one initializes libraries
         with no_synchronization():
             step.trainable.loss(step.trainable.module, batch, 100).backward()  # type: ignore[no-untyped-call]
-
-
-@pytest.mark.parametrize("kernel", ["chunked", pytest.param("fused", marks=needs_fused)])
-def test_no_prediction_is_extrapolated_from_one_chunk_to_several(kernel: str) -> None:
-    """Micro-batches of 2, 4 and 8 sequences of 4 tokens are one chunk of at most 32 tokens, the head's width."""
-    settings = {"loss_kernel": kernel, "sequence_length": 4, "vocabulary_size": 512}
-    for size in (2, 4, 8):
-        predict(tiny(**settings, micro_batch_size=size), CPU)
-    large = tiny(**settings, micro_batch_size=16, effective_batch_size=16)
-    prepared = large.read_corpus()
-    assert same_memory(trace(large, CPU, prepared), record(large, prepared, 16))
-
-
-def test_the_number_of_chunks_is_that_of_the_loss() -> None:
-    given = {"loss_kernel": "chunked", "loss_chunk_tokens": 24}
-    assert [LossKernel(**given).num_chunks(tokens, None) for tokens in (23, 24, 25)] == [1, 1, 2]  # type: ignore[arg-type]
-    assert LossKernel(loss_kernel="chunked").num_chunks(129, 128) == 2
-    assert LossKernel().num_chunks(129, 128) is None
 
 
 @pytest.mark.parametrize("raised", [AssertionError, ValueError, IndexError, AttributeError])

@@ -246,7 +246,7 @@ def test_ctrl_c_leaves_nothing(project: Project) -> None:
     before = len(project.runs())
     words = ["python", "-m", "fitproof", "plan", "--gpu", "t4", "--model", "gpt2-large"]
     with started(project, *words) as process:
-        wait_for(lambda: any(cache.glob("trace-*")), "the first prediction")
+        wait_for(lambda: any(cache.glob("prediction-*")), "the first prediction")
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

@@ -5,7 +5,6 @@ import json
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,11 @@ from pipeline.base.torch_version import SUPPORTED
 from pipeline.config.experiment import Experiment, make_experiment, notes_on
 from pipeline.config.settings import AllSettings, merged, validate
 from pipeline.memory.flops import operations_of
-from pipeline.memory.timeline import same_memory
 from pipeline.models import causal_lm
 from pipeline.prediction import patches
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.extrapolate_batch import growth_of
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_device import simulated
-from pipeline.prediction.families import RECORDED_SIZES
 from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all
@@ -232,7 +228,7 @@ def test_predictions_agree_with_torchs_mem_tracker(checkpointing: str) -> None:
 def test_many_micro_batches_are_predicted_from_two(settings: dict[str, Any]) -> None:
     experiment = tiny(micro_batch_size=2, accumulation_steps=7, sequences="padded", **settings)
     prepared = experiment.read_corpus()
-    short, whole = trace(experiment, CPU, prepared), record(experiment, prepared, 14)
+    short, whole = trace(experiment, prepared), record(experiment, prepared, 14)
     assert len(short.events_E) < len(whole.events_E)
     difference = max(whole.allocated_bytes_E) - max(short.allocated_bytes_E)
     assert 0 <= difference <= 4 * LARGEST_GROWTH_BYTES  # the losses of the four that were not recorded
@@ -270,26 +266,6 @@ def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):
         with pytest.raises(InvalidInputError, match="not callable"):
             predict(tiny(**{"micro_batch_size": 4, **changed}), CPU)
-
-
-@pytest.mark.matrix(2)
-@pytest.mark.parametrize(
-    "settings",
-    [{"accumulation_steps": 1}, {"effective_batch_size": 184, "precision": "bf16"}, with_corpus_of("encoder_stack")],
-)
-def test_large_micro_batches_are_extrapolated_from_small_ones(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
-    wanted = tiny(micro_batch_size=23, checkpointing="every_layer", **settings)
-    truth = predict(wanted, CPU), trace(wanted, CPU, wanted.read_corpus())
-    for file in tmp_path.glob("trace-*"):
-        file.unlink()
-    for size in RECORDED_SIZES:
-        predict(tiny(micro_batch_size=size, checkpointing="every_layer", **settings), CPU)
-    monkeypatch.setattr("pipeline.prediction.recording.record_lifetimes", None)  # must not be called
-    extrapolated = predict(wanted, CPU), trace(wanted, CPU, wanted.read_corpus())
-    assert extrapolated[0] == truth[0] and same_memory(extrapolated[1], truth[1])
 
 
 @pytest.mark.parametrize(
@@ -344,7 +320,6 @@ def test_many_predictions_are_numbered_as_their_experiments(monkeypatch: pytest.
     experiments = [tiny(micro_batch_size=size) for size in (12, 1, 3, 8, 2, 4)]
     made = dict(predict_all(experiments, CPU, num_processes=1))
     peaks = [made[number].peak_allocated_bytes for number in range(len(experiments))]
-    assert len(list(tmp_path.glob("trace-*"))) == 4  # of 1, 2, 4 and 8; 3 and 12 are extrapolated
     assert peaks == [predict(experiment, CPU).peak_allocated_bytes for experiment in experiments]
     assert peaks[0] == max(peaks) and peaks[1] == min(peaks)
 
@@ -378,16 +353,3 @@ def test_operations_of_attention_are_those_of_every_head_if_heads_share_keys(ker
     product = 2 * query.numel() * 8  # of all queries with all keys
     assert operations_of(forward, (query, key, key), {}, query) == 2 * product
     assert operations_of(backward, (query, query, key, key), {}, query) == 5 * product
-
-
-def test_sizes_that_do_not_grow_linearly_are_not_extrapolated() -> None:
-    experiment = tiny(micro_batch_size=2)
-    prepared = experiment.read_corpus()
-    small, large = (trace(tiny(micro_batch_size=size), CPU, prepared) for size in (2, 4))
-    growth = growth_of((2, small), (4, large))
-    assert growth is not None and same_memory(growth.extrapolated(3), trace(tiny(micro_batch_size=3), CPU, prepared))
-    odd = large.num_bytes_N.copy()
-    odd[-1] += 1
-    assert growth_of((2, small), (4, replace(large, num_bytes_N=odd))) is None
-    assert growth_of((2, small), (4, replace(large, events_E=large.events_E[:-1]))) is None
-    assert growth_of((2, small), (4, trace(tiny(precision="bf16"), CPU, prepared))) is None

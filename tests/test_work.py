@@ -1,7 +1,6 @@
 """The work of a run: FLOPs of products by type, bytes moved by all else, kernels, and bytes copied to the device."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.work import OTHER_AMOUNTS, Work
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.extrapolate_batch import growth_of
 from pipeline.prediction.predict import predict
-from pipeline.prediction.trace import record, trace
+from pipeline.prediction.trace import record
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 MATRIX = 4 * 8 * 16
@@ -120,13 +118,3 @@ def test_hooks_of_saved_tensors_and_the_mode_that_keeps_attention_call_python() 
     assert plain.num_python_calls == 0
     assert every.num_python_calls == 2 * half.num_python_calls == pytest.approx(2 * recomputed, rel=0.1)
     assert kept.num_python_calls == pytest.approx(2 * every.num_python_calls, rel=0.1)
-
-
-def test_work_that_does_not_grow_by_a_whole_number_for_each_sequence_is_not_extrapolated() -> None:
-    prepared = tiny().read_corpus()
-    small, large = (trace(tiny(micro_batch_size=size), CPU, prepared) for size in (2, 4))
-    assert growth_of((2, small), (4, large)) is not None
-    *others, last = large.work
-    odd = replace(last, work=last.work + Work(moved_bytes=1))
-    assert growth_of((2, small), (4, replace(large, work=(*others, odd)))) is None
-    assert growth_of((2, small), (4, replace(large, work=tuple(others)))) is None

@@ -165,8 +165,6 @@ class Technique(Settings, ABC):
     """When it is applied; techniques of one stage are applied in the order of their names."""
     needs_layers: ClassVar[bool] = False
     """Whether it changes the model's layers, and so cannot be used with a model that has none."""
-    within_layers: ClassVar[bool] = False
-    """Whether it changes nothing outside of the model's layers: predictions with another loss are then derived."""
     task: ClassVar[str | None] = None
     """The task that it is a part of, if it is of one alone: runs of other tasks do not show its settings."""
 
@@ -203,23 +201,6 @@ class Technique(Settings, ABC):
 
         """
         return self
-
-    @property
-    def size_thresholds(self) -> tuple[float, ...]:
-        """Sizes in bytes from which on it treats a tensor in another way that a layer saves for the backward pass.
-
-        No prediction is extrapolated across one. Indices (int64) are treated in the same way at any size.
-        """
-        return ()
-
-    def num_chunks(self, num_tokens: int, width: int | None) -> int | None:
-        """Return in how many chunks it processes a micro-batch of `num_tokens` tokens, or None if in no chunks.
-
-        `width` is that of the model's layers in channels, None if unknown. No prediction is extrapolated from one
-        number of chunks to another.
-        """
-        del num_tokens, width
-        return None
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why `hardware` does not support it with these settings, or None if it does.

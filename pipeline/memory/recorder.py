@@ -57,7 +57,6 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seconds: list[float] = []
         self._counter = WorkCounter()
         self._work: list[PhaseWork] = []
-        self._storage_work: list[Mapping[str, int]] = []
         self._step, self._loading, self._in_forward = 0, True, False
         self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]
         self._modules: list[str] = []
@@ -117,7 +116,6 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             seconds=[moment - first for moment in self._seconds],
             spans=self._spans,
             work=self._work,
-            storage_work=self._storage_work,
         )
 
     def __torch_dispatch__(
@@ -210,7 +208,6 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (last.step, last.phase) != (self._step, phase):
             self._spans.append(Span(step=self._step, phase=phase, begin=len(self._events)))
         number = len(self._lifetimes)
-        self._storage_work.append(self._counter.take_storage())
         self._lifetimes.append(
             Lifetime(
                 num_bytes=num_bytes,

@@ -3,8 +3,8 @@
 N counts storages in the order of their allocation, E events.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Self
 
@@ -99,8 +99,6 @@ class Timeline:
     """Time of each event, from the first one; empty unless it is a recording."""
     spans: tuple[Span, ...]
     work: tuple[PhaseWork, ...]
-    storage_work: Mapping[str, IntArray] = field(default_factory=dict)
-    """For each storage the work since the one before was allocated or its phase began, by kind; only of a recording."""
 
     @classmethod
     def of(
@@ -111,7 +109,6 @@ class Timeline:
         spans: Sequence[Span],
         seconds: Sequence[float] = (),
         work: Sequence[PhaseWork] = (),
-        storage_work: Sequence[Mapping[str, int]] = (),
     ) -> Self:
         """Return the timeline of lifetimes in the order of their allocation."""
         return cls(
@@ -122,7 +119,6 @@ class Timeline:
             seconds=tuple(seconds),
             spans=tuple(spans),
             work=tuple(work),
-            storage_work=_by_kind(storage_work),
         )
 
     def pass_work(self, num_passes: int) -> Work:
@@ -211,11 +207,6 @@ class Timeline:
                 self.num_bytes_N, self.shapes, self.origins, self.allocated_at_N, self.freed_at_N, strict=True
             )
         ]
-
-
-def _by_kind(amounts: Sequence[Mapping[str, int]]) -> dict[str, IntArray]:
-    kinds = dict.fromkeys(kind for each in amounts for kind in each)
-    return {kind: np.array([each.get(kind, 0) for each in amounts], np.int64) for kind in kinds}
 
 
 def same_memory(one: Timeline, other: Timeline) -> bool:

@@ -145,7 +145,6 @@ class WorkCounter:
     """Adds up the work of operators."""
 
     def __init__(self) -> None:
-        self._of_storage = Counter[str]()
         self._of_phase = Counter[str]()
 
     def count(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, memo: Memo) -> None:
@@ -155,20 +154,13 @@ class WorkCounter:
         work = memo["work"]
         if work is not None:
             kind = work.kind or _compute_type(args) + ATTENTION * _is_attention(operator)
-            self._of_storage[kind] += work.amount
-            self._of_storage["num_kernels"] += 1
+            self._of_phase[kind] += work.amount
+            self._of_phase["num_kernels"] += 1
             if num_python_calls := (saved_tensors_hooks(True) is not None) + is_keeping_attention():
-                self._of_storage["num_python_calls"] += num_python_calls
-
-    def take_storage(self) -> Mapping[str, int]:
-        """Return the work by kind since the last call, and in this phase."""
-        amounts, self._of_storage = self._of_storage, Counter()
-        self._of_phase.update(amounts)
-        return amounts
+                self._of_phase["num_python_calls"] += num_python_calls
 
     def take_phase(self) -> Work:
         """Return the work since the last call."""
-        self.take_storage()
         work = work_of(self._of_phase)
         self._of_phase.clear()
         return work

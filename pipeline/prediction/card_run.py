@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from pipeline.memory.work import Work
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import documents_known, lines_of_documents, lines_of_outliers
 from pipeline.prediction.prediction import Prediction
-from pipeline.prediction.trace_cache import find_prediction, prediction_file, write_prediction
+from pipeline.prediction.prediction_cache import cached
 from pipeline.simulation.report import unknown_reads_of
 from pipeline.training.loop import Loop, train
 from pipeline.training.profiler import record_next_step
@@ -64,17 +65,8 @@ def prediction_of(request: CardRequest) -> Prediction:
     """
     prepared = request.prepared or request.experiment.read_corpus()
     request = replace(request, prepared=prepared, typical=request.typical or typical_step(request.experiment, prepared))
-    experiment = request.experiment
-    identity = experiment.model.identity(experiment.settings.model)
-    if identity is None:
-        return run_on_card(request)
     asked = request.context_bytes, request.budget_bytes, request.typical, request.is_recorded
-    file = prediction_file(experiment, request.target, prepared, identity, asked)
-    found = find_prediction(file)
-    if found is None:
-        found = run_on_card(request)
-        write_prediction(file, found)
-    return found
+    return cached(request.experiment, request.target, prepared, asked, partial(run_on_card, request))
 
 
 def run_on_card(request: CardRequest) -> Prediction:

@@ -40,12 +40,7 @@ class OfLength(Sequences):
 
     def __init__(self, sequences: Sequences, length: int) -> None:
         """Have examples of `length` tokens, all of which are targets but the first."""
-        self._sequences, self._row, self._length = sequences, sequences.batch([0]), length
-
-    @property
-    def shortest(self) -> "OfLength":
-        """The same of one token."""
-        return OfLength(self._sequences, 1)
+        self._row, self._length = sequences.batch([0]), length
 
     def __len__(self) -> int:
         return 1

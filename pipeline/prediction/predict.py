@@ -4,6 +4,7 @@ import os
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -16,8 +17,9 @@ from pipeline.prediction.card_run import CardRequest, prediction_of
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.prediction import Prediction
+from pipeline.prediction.prediction_cache import cached
 from pipeline.prediction.trace import trace
-from pipeline.training.typical_step import typical_step
+from pipeline.training.typical_step import TypicalStep, typical_step
 
 
 def predict(
@@ -49,7 +51,16 @@ def predict(
             raise outcome
         return outcome
     prepared = prepared or experiment.read_corpus()
-    timeline, typical = trace(experiment, target, prepared), typical_step(experiment, prepared)
+    typical = typical_step(experiment, prepared)
+    experiment = experiment.with_random_weights(experiment.settings.device)
+    return cached(
+        experiment, target, prepared, (typical,), partial(_predict_on_cpu, experiment, target, prepared, typical)
+    )
+
+
+def _predict_on_cpu(experiment: Experiment, target: Hardware, prepared: Prepared, typical: TypicalStep) -> Prediction:
+    """Return the prediction from a recording on fake tensors."""
+    timeline = trace(experiment, prepared)
     peak = int(timeline.allocated_bytes_E.max())
     return Prediction(
         target=target,

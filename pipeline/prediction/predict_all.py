@@ -1,9 +1,8 @@
-"""Experiments -> Predictions, in worker processes: those first from whose recordings others are derived."""
+"""Experiments -> Predictions, in worker processes."""
 
-import gc
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,15 +12,13 @@ from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import num_cores
 from pipeline.memory.work import combined
-from pipeline.prediction.families import derivation_round, family_of, others_need
 from pipeline.prediction.predict import predict, predict_on_card
 from pipeline.prediction.prediction import Prediction
+from pipeline.prediction.prediction_cache import IRRELEVANT
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
-NUM_IN_TASK = 40
-"""Maximum number of experiments in a worker's task."""
-NUM_FAMILIES_PER_PROCESS = 4
-"""Number of families for each process from which on a process predicts a family as a whole."""
+SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
+"""Settings of how a batch is split."""
 
 
 def predict_all(
@@ -61,10 +58,7 @@ def predict_each(
         return
     num_processes = num_processes or min(num_cores(), len(experiments))
     with worker_pool(max(1, num_processes)) as pool:
-        for tasks in rounds(experiments, num_processes):
-            sent = [[experiments[number] for number in numbers] for numbers in tasks]
-            for number, predictions in run_all(pool, partial(_predict_these, target=target), sent):
-                yield from zip(tasks[number], predictions, strict=True)
+        yield from run_all(pool, partial(_prediction_or_error, target=target), experiments)
 
 
 def _predict_on_card(
@@ -75,7 +69,7 @@ def _predict_on_card(
     for number, experiment in sorted(enumerate(experiments), key=lambda each: each[1].micro_batch_size):
         reason = experiment.unsupported(target)
         if reason is None:
-            families.setdefault(family_of(experiment), []).append(number)
+            families.setdefault(_family_of(experiment), []).append(number)
         else:
             yield number, InvalidInputError(reason)
     recorded: dict[int, Prediction] = {}
@@ -136,24 +130,6 @@ def counted_causes(causes: Iterable[str], total: int) -> tuple[str, ...]:
     )
 
 
-def _predict_these(experiments: Sequence[Experiment], target: Hardware) -> list[Prediction | InvalidInputError]:
-    with _collected_at_end():
-        return [_prediction_or_error(experiment, target) for experiment in experiments]
-
-
-@contextmanager
-def _collected_at_end() -> Iterator[None]:
-    """Collect garbage only at the end of this context, and only what it made: timelines are many objects."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-            gc.collect(0)
-
-
 def _prediction_or_error(experiment: Experiment, target: Hardware) -> Prediction | InvalidInputError:
     try:
         return predict(experiment, target)
@@ -161,36 +137,8 @@ def _prediction_or_error(experiment: Experiment, target: Hardware) -> Prediction
         return why_not_predicted(error)
 
 
-def rounds(experiments: Sequence[Experiment], num_processes: int) -> list[list[list[int]]]:
-    """Return the indices of the experiments in tasks, in rounds: first those from which others are derived.
-
-    A task has experiments of one family, which share recorded timelines; the smallest micro-batches come first.
-    """
-    families: dict[str, list[int]] = {}
-    for number, experiment in sorted(enumerate(experiments), key=lambda each: each[1].micro_batch_size):
-        families.setdefault(family_of(experiment), []).append(number)
-    by_round: dict[int, list[list[int]]] = {}
-    for numbers in families.values():
-        by_round.setdefault(derivation_round(experiments[numbers[0]]), []).append(numbers)
-    return [tasks for _, alike in sorted(by_round.items()) for tasks in _split(experiments, alike, num_processes)]
-
-
-def _split(
-    experiments: Sequence[Experiment], families: list[list[int]], num_processes: int
-) -> Iterator[list[list[int]]]:
-    """Yield the tasks of a round; where families are few, first the sizes that others are extrapolated from."""
-    recorded = [[n for n in numbers if others_need(experiments[n])] for numbers in families]
-    others = [[n for n in numbers if not others_need(experiments[n])] for numbers in families]
-    if len(families) >= NUM_FAMILIES_PER_PROCESS * num_processes:
-        yield _parts([*first, *rest] for first, rest in zip(recorded, others, strict=True))
-        return
-    by_size: dict[tuple[int, int], list[int]] = {}
-    for family, numbers in enumerate(recorded):
-        for number in numbers:
-            by_size.setdefault((family, experiments[number].micro_batch_size), []).append(number)
-    yield _parts(by_size.values())
-    yield _parts(others)
-
-
-def _parts(groups: Iterable[list[int]]) -> list[list[int]]:
-    return [group[begin : begin + NUM_IN_TASK] for group in groups for begin in range(0, len(group), NUM_IN_TASK)]
+def _family_of(experiment: Experiment) -> str:
+    """Return what experiments have in common that differ only in how their batch is split, or in no storage."""
+    names = (*SPLIT, *IRRELEVANT.split())
+    left_out = {name: None for name in names if name in type(experiment.settings).model_fields}
+    return repr(experiment.settings.model_copy(update=left_out))

@@ -17,7 +17,6 @@ from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.cpu_buffers import cpu_buffers
 from pipeline.prediction.eight_bit import quantized_states
-from pipeline.prediction.extrapolate_batch import with_sorted_releases
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.fake_device import simulated
 from pipeline.prediction.fake_model import leave_out_values
@@ -91,8 +90,7 @@ def _record(experiment: Experiment, prepared: Prepared, num_rows: int, built: Tr
         simulated(has_documents=has_documents) as mode,
     ):
         example = replace(prepared, train=rows)
-        timeline = record_lifetimes(experiment, example, build=build, inside_of=cpu_buffers, run=mode.run)
-    return with_sorted_releases(timeline)
+        return record_lifetimes(experiment, example, build=build, inside_of=cpu_buffers, run=mode.run)
 
 
 def _fake_model(experiment: Experiment, prepared: Prepared) -> Trainable:

@@ -37,11 +37,6 @@ class ActivationOffloading(Technique):
         """Bytes from which on a storage is offloaded."""
         return self.offloading_min_mib * MIB
 
-    @property
-    def size_thresholds(self) -> tuple[float, ...]:
-        """The size from which on a storage is offloaded."""
-        return (self.smallest_bytes,) if self.active else ()
-
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return both values on CUDA; on a CPU, device and host share their memory."""

@@ -16,7 +16,6 @@ class Attention(Technique):
     """Scores and their softmax as plain operators, torch's fused attention, or the kernels of flash_attn."""
 
     stage: ClassVar[Stage] = Stage.MODEL
-    within_layers: ClassVar[bool] = True
 
     attention: Literal["sdpa", "eager", "flash"] = "sdpa"
     """sdpa: torch's fused attention, or the model's own where it has none; eager; flash: the package flash_attn."""

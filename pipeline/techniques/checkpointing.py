@@ -49,7 +49,6 @@ class Checkpointing(Technique):
 
     stage: ClassVar[Stage] = Stage.RECOMPUTATION
     needs_layers: ClassVar[bool] = True
-    within_layers: ClassVar[bool] = True
 
     checkpointing: Annotated[str, AfterValidator(_checked_policy)] = "none"
     """What is recomputed: none, every_layer, every_2_layers, ..., attention_saved, offloaded, full:0-7, auto."""

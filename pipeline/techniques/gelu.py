@@ -17,7 +17,6 @@ class Gelu(Technique):
     """GPT-2's activation function by torch's own kernel."""
 
     stage: ClassVar[Stage] = Stage.MODEL
-    within_layers: ClassVar[bool] = True
 
     gelu: Literal["model", "fused"] = "model"
     """model: as the model computes it; fused: GELU's tanh form (gelu_new) in one kernel."""

@@ -1,6 +1,5 @@
 """The kernel of a language model's loss: with all logits in memory, or with those of one chunk of tokens at a time."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -75,12 +74,6 @@ class LossKernel(Technique):
         if setting != "loss_kernel":
             return super().values_to_try(setting, hardware)
         return ("full", "chunked", *(("fused",) if has_fused() else ()))
-
-    def num_chunks(self, num_tokens: int, width: int | None) -> int | None:
-        """Return the chunks of the loss; of an unknown width, as if each token were one."""
-        if self.loss_kernel not in ("chunked", "fused"):
-            return None
-        return math.ceil(num_tokens / (self.loss_chunk_tokens or default_chunk_tokens(width or 1)))
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return why the device or an installed package does not support the kernel, or None if they do."""

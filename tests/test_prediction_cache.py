@@ -1,4 +1,4 @@
-"""The cache of recorded timelines: what invalidates it, its bound, and its size."""
+"""The cache of predictions: what invalidates it, and its bound."""
 
 import os
 import shutil
@@ -10,13 +10,12 @@ import torch
 from conftest import ROOT, tiny
 
 from pipeline.base.contracts import Hardware
-from pipeline.memory.timeline import Timeline
-from pipeline.prediction import trace_cache
+from pipeline.prediction import prediction_cache
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.trace_cache import CODE, code_digest, find_trace, trace_file, write_trace
+from pipeline.prediction.predict import predict
+from pipeline.prediction.prediction_cache import CODE, cached, code_digest, prediction_file
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
-EMPTY = Timeline.of((), (), spans=())
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_only_code_that_a_timeline_depends_on_changes_its_key(tmp_path: Path) -> None:
+def test_only_code_that_a_prediction_depends_on_changes_its_key(tmp_path: Path) -> None:
     package = tmp_path / "pipeline"
     shutil.copytree(ROOT / "pipeline", package, ignore=shutil.ignore_patterns("__pycache__"))
     before = code_digest(package)
@@ -46,19 +45,26 @@ def test_only_code_that_a_timeline_depends_on_changes_its_key(tmp_path: Path) ->
 def test_the_least_recently_used_files_are_removed_above_the_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = tiny()
-    prepared = experiment.read_corpus()
-    files = [trace_file(experiment, CPU, prepared, num_rows, "") for num_rows in range(5)]
+    experiment, prepared = tiny(), tiny().read_corpus()
+    prediction = predict(experiment, CPU, prepared)
+    for file in folder.iterdir():
+        file.unlink()
+
+    def ask(number: int) -> None:
+        cached(experiment, CPU, prepared, (number,), lambda: prediction)
+
+    identity = str(experiment.model.identity(experiment.settings.model))
+    files = [prediction_file(experiment, CPU, prepared, identity, (number,)) for number in range(5)]
     for number, file in enumerate(files[:4]):
-        write_trace(file, EMPTY)
-        os.utime(file, times=(0, time.time() - 10 * trace_cache.IN_USE_SECONDS + number))
+        ask(number)
+        os.utime(file, times=(0, time.time() - 10 * prediction_cache.IN_USE_SECONDS + number))
     (folder / "another-file").write_bytes(bytes(10**6))
-    find_trace(files[0])
-    monkeypatch.setattr(trace_cache, "LIMIT_BYTES", 2 * files[0].stat().st_size)
-    write_trace(files[4], EMPTY)
+    ask(0)
+    monkeypatch.setattr(prediction_cache, "LIMIT_BYTES", 2 * files[0].stat().st_size)
+    ask(4)
     assert [file.exists() for file in files] == [True, False, False, False, True]
-    monkeypatch.setattr(trace_cache, "LIMIT_BYTES", 0)
-    write_trace(files[3], EMPTY)
+    monkeypatch.setattr(prediction_cache, "LIMIT_BYTES", 0)
+    ask(3)
     assert [file.exists() for file in files] == [True, False, False, True, True]  # all used a moment ago
     assert (folder / "another-file").exists()
 
@@ -66,9 +72,9 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
 def test_limits_on_a_cpus_instructions_change_the_key_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment, card = tiny(), find_card("t4")
     prepared = experiment.read_corpus()
-    before = [trace_file(experiment, each, prepared, 1, "") for each in (CPU, card)]
+    before = [prediction_file(experiment, each, prepared, "", ()) for each in (CPU, card)]
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    limited = [trace_file(experiment, each, prepared, 1, "") for each in (CPU, card)]
+    limited = [prediction_file(experiment, each, prepared, "", ()) for each in (CPU, card)]
     assert limited[0] != before[0] and limited[1] == before[1]
     with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
-        assert trace_file(experiment, CPU, prepared, 1, "") != limited[0]
+        assert prediction_file(experiment, CPU, prepared, "", ()) != limited[0]

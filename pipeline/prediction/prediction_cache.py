@@ -1,0 +1,160 @@
+"""Predictions in the cache folder: found by a key, and the least recently used removed above a limit."""
+
+import contextlib
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+
+from pipeline.base.contracts import Hardware, Prepared
+from pipeline.base.files import cache_folder, write_atomically
+from pipeline.base.units import MIB
+from pipeline.config.experiment import Experiment
+from pipeline.prediction.prediction import Prediction
+from pipeline.runtime.environment import allocator_configuration
+
+LIMIT_BYTES = 1024 * MIB
+"""Size above which the least recently used files are removed."""
+IN_USE_SECONDS = 3600
+"""Files used since then are kept: another process may be about to read them."""
+PATTERN = "prediction-*"
+IRRELEVANT = """
+    device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
+    learning_rate_warmup_steps learning_rate_warmup_ratio learning_rate_schedule num_epochs weight_decay eval_steps
+    gradient_underflow dataset_size budget time_limit output expandable_segments corpus vocabulary_size sequence_length
+    sequences
+"""
+"""Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
+CODE = ("base", "config", "memory", "models", "prediction", "simulation", "techniques", "training")
+"""Folders of the package that a prediction depends on."""
+
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "flash_attn")
+"""Packages that a prediction depends on; some may be absent."""
+CARD_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+"""Environment variables that set the sizes of workspaces on CUDA (torch's CUDA semantics)."""
+CPU_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""Environment variables that limit oneDNN to some of a CPU's instructions."""
+
+PREDICTION = TypeAdapter(Prediction)
+
+
+def cached(
+    experiment: Experiment,
+    target: Hardware,
+    prepared: Prepared,
+    asked: tuple[object, ...],
+    predict: Callable[[], Prediction],
+) -> Prediction:
+    """Return the prediction that the cache has, else the one of `predict`, which is then cached.
+
+    `asked` is what else it depends on. Of a model that may change unseen (Model.identity()) none is cached.
+    """
+    identity = experiment.model.identity(experiment.settings.model)
+    if identity is None:
+        return predict()
+    file = prediction_file(experiment, target, prepared, identity, asked)
+    found = _find(file)
+    if found is None:
+        found = predict()
+        _write(file, found)
+    return found
+
+
+def prediction_file(
+    experiment: Experiment, target: Hardware, prepared: Prepared, identity: str, asked: tuple[object, ...]
+) -> Path:
+    """Return the file of a prediction: its name is a digest of everything that the prediction depends on."""
+    corpus = f"{experiment.settings.corpus}."
+    settings = {
+        k: str(v) for k, v in experiment.params().items() if k not in IRRELEVANT.split() and not k.startswith(corpus)
+    }
+    example = {name: (tuple(part.shape), str(part.dtype), id(part)) for name, part in prepared.train.batch([0]).items()}
+    tensors = [number for *_, number in example.values()]
+    parts = (
+        sorted(settings.items()),
+        identity,
+        experiment.effective_batch_size,
+        [(name, shape, dtype, tensors.index(number)) for name, (shape, dtype, number) in example.items()],
+        prepared.vocabulary_size,
+        target,
+        _card_state(experiment) if target.capability else _cpu_state(),
+        asked,
+        code_digest(Path(__file__).parent.parent),
+        [_file_digest(sys.modules[type(technique).__module__].__file__) for technique in experiment.techniques],
+    )
+    return cache_folder() / f"prediction-{hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}.json"
+
+
+def _find(file: Path) -> Prediction | None:
+    """Return the prediction in a file, which is marked as used; None if there is no such file, or it is damaged."""
+    try:
+        os.utime(file)
+        return PREDICTION.validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _write(file: Path, prediction: Prediction) -> None:
+    """Write a prediction, unless the disk is full, and remove the least recently used files above the limit."""
+    with contextlib.suppress(OSError):
+        write_atomically(file, PREDICTION.dump_json(prediction))
+    used = sorted(_files(file.parent))
+    total = sum(num_bytes for _, num_bytes, _ in used)
+    for last_used, num_bytes, old in used:
+        if total <= LIMIT_BYTES or last_used > time.time() - IN_USE_SECONDS:
+            return
+        old.unlink(missing_ok=True)
+        total -= num_bytes
+
+
+def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    """Yield when each file was last used, its bytes and its path."""
+    for file in folder.glob(PATTERN):
+        try:
+            state = file.stat()
+        except FileNotFoundError:  # another process has removed it
+            continue
+        yield state.st_mtime, state.st_size, file
+
+
+def _card_state(experiment: Experiment) -> tuple[object, ...]:
+    """Return what the memory of a process on a card depends on besides the card."""
+    return allocator_configuration({**os.environ, **experiment.environment}), *map(os.environ.get, CARD_VARIABLES)
+
+
+def _cpu_state() -> tuple[object, ...]:
+    """Return what the memory of operators depends on, on a CPU, besides its name."""
+    return torch.get_num_threads(), torch.backends.mkldnn.enabled, *map(os.environ.get, CPU_VARIABLES)
+
+
+@lru_cache
+def code_digest(package: Path) -> str:
+    """Return a digest of the code that predictions depend on, and of the versions of Python and of PACKAGES."""
+    versions = [platform.python_version(), *map(_version, PACKAGES)]
+    digest = hashlib.sha256(repr(versions).encode())
+    for folder in CODE:
+        for file in sorted((package / folder).rglob("*.[pc]*")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    """Return the version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@lru_cache
+def _file_digest(file: str | None) -> str:
+    """Return a digest of the file that defines a technique, which may lie outside the package."""
+    return hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
