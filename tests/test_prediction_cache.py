@@ -47,7 +47,7 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
 ) -> None:
     experiment, prepared = tiny(), tiny().read_corpus()
     prediction = predict(experiment, CPU, prepared)
-    for file in folder.iterdir():
+    for file in filter(Path.is_file, folder.iterdir()):
         file.unlink()
 
     def ask(number: int) -> None:

@@ -172,12 +172,11 @@ def _card_plan(
         if prediction.breakdown is not None:
             breakdowns[number] = prediction.breakdown
 
-    are_all = own.all or target.kind == "cpu"
-    which = f"{'' if are_all else 'the most promising of '}{len(experiments):,} configurations"
-    with closing(predictions), progress(f"predicting {which} on {target.name}", len(experiments) * are_all) as advance:
+    which = f"{'' if own.all else 'the most promising of '}{len(experiments):,} configurations"
+    with closing(predictions), progress(f"predicting {which} on {target.name}", len(experiments) * own.all) as advance:
         for number, prediction in predictions:
             keep(number, prediction)
-            advance(1, "" if are_all else f"{len(rows) + len(causes)} done")
+            advance(1, "" if own.all else f"{len(rows) + len(causes)} done")
     num_seen = len(rows) + len(causes)
     beside = [number for number in _compared(rows, choices) if number not in breakdowns]
     num_seen += len({*beside} - {*rows})

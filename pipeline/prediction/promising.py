@@ -42,9 +42,9 @@ def predict_promising(
     """Yield the number of a configuration and its prediction, or why it has none, until the fastest one is known.
 
     Those go on to be predicted that are expected to take up to `slower` more time than the fastest, as a share of it.
-    Of a small space, or on a CPU, all are predicted.
+    Of a small space all are predicted.
     """
-    if target.kind != "cuda" or len(experiments) <= FEWEST:
+    if len(experiments) <= FEWEST:
         yield from predict_each(experiments, target, budget_bytes=budget_bytes)
         return
     known: dict[int, Outcome] = {}

@@ -28,8 +28,8 @@ NUM_ON_PAGE = 300
 NUM_CELLS = 1800
 """Configurations of all heat maps of a page, so that it stays small: those of the fastest combinations."""
 NOTE_ON_OTHERS = (
-    "The configurations that were not simulated are expected to be slower, or to need more memory than there is; "
-    "--all true simulates all."
+    "The configurations that were not predicted are expected to be slower, or to need more memory than there is; "
+    "--all true predicts all."
 )
 ESTIMATED = (
     "Times are estimated from what a step computes, moves and launches and from the device's data sheet; a search "
@@ -160,7 +160,7 @@ def _answer(card: CardPlan) -> str:
 def _which(card: CardPlan) -> str:
     if card.num_configurations is None:
         return f"{len(card.rows)} configurations are predicted to"
-    return f"{len(card.rows)} configurations that were simulated (of {card.num_configurations:,})"
+    return f"{len(card.rows)} configurations that were predicted (of {card.num_configurations:,})"
 
 
 def _on_page_alone(section: Section) -> Section:
