@@ -242,7 +242,6 @@ def test_exact_params_of_one_run(project: Project, done: Done) -> None:
         "optimizer_in_backward": "False",
         "optimizer": "adamw",
         "sharding": "none",
-        "reference": "frozen",
         "weights": "float32",
         "adapter": "none",
         "precision": "bf16",
