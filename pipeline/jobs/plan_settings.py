@@ -46,7 +46,7 @@ class PlanSettings(SpaceSettings):
     install: bool = False
     """Whether torch's CUDA build may be fetched (0.7 GB, 1.9 GB on disk) where the environment has a build for CPUs."""
     all: bool = False
-    """Whether every configuration is predicted for a GPU, or only those that may be the fastest within the budget."""
+    """Whether every configuration is predicted, or only those that may be the fastest within the budget."""
     effective_batch_sizes: list[PositiveInt] = Field(default=[])
     """Effective batches to plan for, each on every card, as [32, 64]; without any: effective_batch_size."""
 

@@ -5,19 +5,21 @@ from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pipeline.base.units import MIB
+from pipeline.memory.device import num_cores
 from pipeline.memory.inside import NOTHING, Buffer, Inside
 
 aten = torch.ops.aten
 MEASURED = (aten.convolution.default, aten.convolution_backward.default)
 """Convolutions: oneDNN copies their tensors into layouts of its own, which only it knows."""
-MOST_BYTES = 1024 * MIB
-"""Bytes of the arguments of the largest call that is measured."""
+MOST_BYTES = min(1024 * MIB, psutil.virtual_memory().total // (8 * num_cores()))
+"""Bytes of the arguments of the largest call that is measured: each core may measure one, with results and copies."""
 QUIET = {"KINETO_LOG_LEVEL": "6"}
 """Keeps the profiler from writing its course to stderr."""
 
@@ -45,8 +47,11 @@ def _inside(operator: Any, form: Form, num_threads: int) -> Inside:
     del num_threads  # oneDNN's scratchpads depend on it
     with patch.dict(os.environ, QUIET), _disable_current_modes(), torch.no_grad():
         args = [_argument(part) for part in form]
-        with profile(profile_memory=True, use_kineto=True) as profiled:
-            results = operator(*args)
+        try:
+            with profile(profile_memory=True, use_kineto=True) as profiled:
+                results = operator(*args)
+        except RuntimeError:  # the host has no room
+            return NOTHING
     del results
     assert profiled.kineto_results is not None
     events = [event for event in profiled.kineto_results.events() if event.name() == "[memory]"]

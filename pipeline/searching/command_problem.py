@@ -81,18 +81,20 @@ class CommandProblem(Problem):
         return num_cores() if self.card else len(self.space.choices)
 
     def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
-        """Return each configuration with assumed work, and the memory of its command on the simulated card.
+        """Return each configuration with assumed work, and the memory of its command on the simulated card."""
+        outcomes = self._predicted([self.runnable(choice) for choice in choices])
+        return list(map(_candidate, self.unpredicted(choices), outcomes))
+
+    def check_first(self, candidates: Sequence[Candidate]) -> None:
+        """Refuse the search on a card that the user has named if none of the first candidates can be simulated.
 
         Raises:
-            InvalidInputError: none can be simulated.
+            InvalidInputError: none can.
 
         """
-        commands = [self.runnable(choice) for choice in choices]
-        outcomes = self._predicted(commands)
-        errors = [one for one in outcomes if isinstance(one, InvalidInputError)]
-        if self.settings.gpu is not None and len(errors) == len(outcomes):
-            raise InvalidInputError(f"no configuration can be simulated: {errors[0]}\nit was: {commands[0].line}")
-        return list(map(_candidate, self.unpredicted(choices), outcomes))
+        if self.settings.gpu is not None and all(one.not_predicted for one in candidates):
+            why, line = candidates[0].not_predicted, self.runnable(candidates[0].choice).line
+            raise InvalidInputError(f"no configuration can be simulated: {why}\nit was: {line}")
 
     def _predicted(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """Return the prediction of each command.
@@ -322,5 +324,5 @@ def _unpredicted(choice: Choice, command: Command) -> Candidate:
 
 def _candidate(candidate: Candidate, outcome: Outcome) -> Candidate:
     if isinstance(outcome, InvalidInputError):
-        return replace(candidate, is_expected=False, not_predicted=first_line(outcome))
+        return replace(candidate, is_expected=False, not_predicted=str(outcome))
     return replace(candidate, is_expected=False, predicted_bytes=outcome.peak_reserved_bytes, fits=outcome.fits)

@@ -19,6 +19,7 @@ def make_sampler(problem: Problem) -> PredictiveSampler | None:
     """Return the predictive sampler, which predicts what it proposes; None for one of Optuna's samplers.
 
     Of a small space all configurations are predicted at once, of a larger one those that tell most of the others.
+    All are too where predictions would disturb the times that other workers measure.
 
     Raises:
         InvalidInputError: nothing is predicted to fit.
@@ -36,8 +37,10 @@ def make_sampler(problem: Problem) -> PredictiveSampler | None:
     choices = problem.space.choices
     unpredicted = problem.unpredicted(choices)
     sampler = PredictiveSampler(unpredicted, rules, problem.candidates, problem.num_predicted_at_once)
-    is_small = len(choices) <= problem.num_predicted_first
-    sampler.predict(range(len(choices)) if is_small else expectation_of(unpredicted).first())
+    are_timed_meanwhile = rules.kind == "cpu" and (problem.settings.workers or 1) > 1  # by others, on the same cores
+    are_all = are_timed_meanwhile or len(choices) <= problem.num_predicted_first
+    sampler.predict(range(len(choices)) if are_all else expectation_of(unpredicted).first())
+    problem.check_first([one for one in sampler.candidates if not one.is_expected])
     for _ in range(NUM_FRUITLESS_ROUNDS):
         if sampler.first is not None:
             return sampler

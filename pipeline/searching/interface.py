@@ -41,6 +41,9 @@ class Problem(ABC):
     def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return the prediction of each configuration, in their order."""
 
+    def check_first(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027  most need no prediction to be measured
+        """Refuse the search if it needs predictions, and none of the first candidates has one."""
+
     @property
     @abstractmethod
     def num_predicted_at_once(self) -> int:

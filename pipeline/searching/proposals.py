@@ -96,7 +96,7 @@ class PredictiveProposer:
             choice = self._sampler.candidates[acquisition.again].choice
             return Proposal(choice, is_repeat=True, bound=bound)
         if not acquisition.is_adequate:
-            return self._by_tpe(acquisition)
+            return self._by_tpe(acquisition, extra)
         if acquisition.next is None:
             return None
         seconds = acquisition.predicted_seconds
@@ -108,12 +108,12 @@ class PredictiveProposer:
         """Return the first baseline that is feasible."""
         baselines = {self._sampler.number_of(choice): choice for choice in self._problem.baseline_beside(answer)}
         self._sampler.predict(number for number in baselines if number is not None)
-        feasible = self._study.evaluate(self._sampler).feasible
+        feasible = self._study.evaluate(self._sampler, is_last=True).feasible
         return next((choice for number, choice in baselines.items() if number in feasible), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate:
         """Return the bound after these measurements, and the configurations that were not measured."""
-        acquisition = self._study.evaluate(self._sampler, extra)
+        acquisition = self._study.evaluate(self._sampler, extra, is_last=True)
         counting = one_per_configuration(rows)
         choices = [*(row.choice for row in counting), *(one.choice for one in extra)]
         measured = {self._sampler.number_of(choice) for choice in choices} - {None}
@@ -145,11 +145,16 @@ class PredictiveProposer:
             noise=acquisition.posterior.noise if acquisition.is_adequate else None,
         )
 
-    def _by_tpe(self, acquisition: Acquisition) -> Proposal | None:
-        problem, study = self._problem, self._study
-        possible = [self._sampler.candidates[number].choice for number in sorted(acquisition.possible)]
-        choice = choose(possible, problem.space, study.trials, study.taken, study.directions, "tpe", problem.seed)
-        return None if choice is None else Proposal(choice)
+    def _by_tpe(self, acquisition: Acquisition, extra: Sequence[Measurement]) -> Proposal | None:
+        problem, study, sampler = self._problem, self._study, self._sampler
+        while True:
+            possible = [sampler.candidates[number].choice for number in sorted(acquisition.possible)]
+            choice = choose(possible, problem.space, study.trials, study.taken, study.directions, "tpe", problem.seed)
+            number = None if choice is None else sampler.number_of(choice)
+            if choice is None or number is None or not sampler.needs_prediction(number):
+                return None if choice is None else Proposal(choice)
+            sampler.predict([number])
+            acquisition = study.evaluate(sampler, extra, is_last=True)
 
     def _unmeasured(self, number: int, acquisition: Acquisition) -> Unmeasured:
         candidate, seconds = self._sampler.candidates[number], acquisition.predicted_seconds
@@ -167,7 +172,7 @@ class PredictiveProposer:
             choice=candidate.choice,
             predicted_peak_bytes=None if candidate.is_expected else candidate.predicted_bytes,
             predicted_seconds_per_step=None if seconds is None else float(seconds[number]),
-            reason=UNFIT if number not in acquisition.feasible else SLOWER if is_proven else NOT_TRIED,
+            reason=UNFIT if number not in acquisition.possible else SLOWER if is_proven else NOT_TRIED,
         )
 
 

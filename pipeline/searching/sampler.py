@@ -87,36 +87,42 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         self.predict(number for _, number in sorted(expected)[: self._num_at_once])
 
     def evaluate(
-        self, study: Study, instead: FrozenTrial | None = None, extra: Sequence[Measurement] = ()
+        self,
+        study: Study,
+        instead: FrozenTrial | None = None,
+        extra: Sequence[Measurement] = (),
+        *,
+        is_last: bool = False,
     ) -> Acquisition:
         """Return the candidates evaluated on all trials of `study`, including those of other workers.
 
         `instead` replaces the stored trial of its number. `extra` has further measurements of any configurations, such
         as those of a verification: they are runs of a configuration like its trial, and one that did not fit or did not
-        end is not a rival to beat.
+        end is not a rival to beat. What is proposed is predicted first, unless the evaluation `is_last`.
         """
         trials = list(study.get_trials(deepcopy=False))
         if instead is not None:
             trials[instead.number] = instead
         maximize = study.directions[0] == StudyDirection.MAXIMIZE
-        return self.evaluate_measured(self._with_extra(self._measurements(trials, maximize), extra))
+        return self.evaluate_measured(self._with_extra(self._measurements(trials, maximize), extra), is_last=is_last)
 
-    def evaluate_measured(self, measured: Measurements) -> Acquisition:
-        """Return the candidates evaluated once what is proposed is predicted, as is all that was measured."""
+    def evaluate_measured(self, measured: Measurements, *, is_last: bool = False) -> Acquisition:
+        """Return the candidates evaluated once what was measured is predicted and, unless `is_last`, the next one."""
         with self._lock:
             self.predict(measured.taken)
             while True:
                 acquisition = evaluate(self.candidates, measured, self.rules)
-                if acquisition.next is None or not self._is_expected(acquisition.next):
+                if is_last or acquisition.next is None or not self.needs_prediction(acquisition.next):
                     return acquisition
                 self._predict_promising(acquisition.next, acquisition, measured)
 
-    def _is_expected(self, number: int) -> bool:
+    def needs_prediction(self, number: int) -> bool:
+        """Return whether a candidate is to be predicted before it is measured."""
         return self.candidates[number].is_expected and self._predict is not None
 
     def _predict_promising(self, wanted: int, acquisition: Acquisition, measured: Measurements) -> None:
         """Predict a candidate, and with it those that are expected to be the fastest of what may fit."""
-        free = [n for n in acquisition.possible - measured.taken if n != wanted and self._is_expected(n)]
+        free = [n for n in acquisition.possible - measured.taken if n != wanted and self.needs_prediction(n)]
         free.sort(key=acquisition.posterior.mean_N.__getitem__)
         self.predict([wanted, *free][: self._num_at_once])
 
@@ -141,7 +147,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             number = self.evaluate(study).best_remaining
             if number is None:
                 raise NothingLeftError("every configuration that is predicted to fit is measured, or being measured")
-            if self._is_expected(number):
+            if self.needs_prediction(number):
                 self.predict([number])
                 continue
             study._storage.set_trial_system_attr(trial._trial_id, CANDIDATE, number)

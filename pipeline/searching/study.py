@@ -167,9 +167,11 @@ class StoredStudy:
         """Store the search that begins now, so that other workers can join it."""
         self._study.set_user_attr(SESSION, asdict(session))
 
-    def evaluate(self, sampler: PredictiveSampler, extra: Sequence[Measurement] = ()) -> Acquisition:
+    def evaluate(
+        self, sampler: PredictiveSampler, extra: Sequence[Measurement] = (), *, is_last: bool = False
+    ) -> Acquisition:
         """Return the sampler's candidates evaluated on all trials, and on the measurements `extra`."""
-        return sampler.evaluate(self._study, extra=extra)
+        return sampler.evaluate(self._study, extra=extra, is_last=is_last)
 
     def enqueue(
         self, choice: Choice, space: Space, *, repeat: bool = False, predicted_seconds: float | None = None

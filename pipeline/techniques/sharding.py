@@ -1,7 +1,7 @@
 """Sharding: what each rank keeps of parameters, gradients and optimizer state: all of them, or its part (FSDP2)."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 from unittest.mock import patch
@@ -200,7 +200,7 @@ def _fully_sharded(step: Step, sharding: Sharding) -> Step:
     first = 1 if replicas == 1 else 0
     mesh = init_device_mesh(step.device.type, shape[first:], mesh_dim_names=names[first:])
     policy = MixedPrecisionPolicy(param_dtype=_autocast_dtype(step), reduce_dtype=torch.float32)
-    with _one_mesh_after_forward():
+    with nullcontext() if isinstance(sharding.reshard_after_forward, bool) else _one_mesh_after_forward():
         for layer in step.trainable.layers:
             fully_shard(layer, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward, mp_policy=policy)
     loss = LossModule(step.trainable)

@@ -89,6 +89,8 @@ def train(
             for end in saving.ends(loop.num_launched, settings.num_steps):
                 loop.advance(end - loop.num_launched, stop=stop)
                 saving.save(loop, experiment)
+                if loop.num_launched < end:  # `stop` ends it
+                    break
             eval_loss = None
             if settings.eval_steps:
                 meter.begin_evaluation()

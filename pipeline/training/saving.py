@@ -160,8 +160,10 @@ def check_saved(folder: Path, experiment: Experiment) -> int:
 def _makes_state(name: str, experiment: Experiment) -> bool:
     """Whether a setting decides which weights and which optimizer state a training has."""
     of_techniques = (one.model_fields for one in TECHNIQUES.values() if one.stage in MAKE_STATE)
+    settings: Any = experiment.settings
+    has_frozen = settings.adapter != "none" or settings.task == "dpo"  # which are made anew, not saved
     return (
-        name in ("model", "task")
+        name in ("model", "task", *(("seed", "vocabulary_size") if has_frozen else ()))
         or name.startswith(f"{experiment.family}.")
         or any(name in fields for fields in of_techniques)
     )

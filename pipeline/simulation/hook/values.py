@@ -12,7 +12,7 @@ One that is not (numbers of a model, random ones) still holds the best guess, an
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -151,8 +151,14 @@ class Values(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _needs_no_values(func) and self._have_no_shadow((*args, *kwargs.values())):
-            with suppress(RuntimeError):  # as one that checks its arguments and has read zero: again, with answers
-                return self._without_shadow(func, func(*args, **kwargs))
+            try:
+                outs = func(*args, **kwargs)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # as one that checks its arguments and has read zero: again, with answers
+                outs = None
+            if outs is not None:
+                return self._without_shadow(func, outs)
         leaves = tree_leaves((args, kwargs))
         tensors = [it for it in leaves if isinstance(it, torch.Tensor)]
         if any(isinstance(it, FakeTensor) for it in tensors):
@@ -190,9 +196,9 @@ class Values(TorchDispatchMode):
     def _without_shadow(self, func: Any, outs: Any) -> Any:
         """Return what an operator gave, of which nothing is known."""
         if not _is_view(func):
-            for it in outs if isinstance(outs, (list, tuple)) else (outs,):
-                if type(it) in PLAIN:
-                    self._shadows.pop(_key(it), None)
+            for it in tree_leaves(outs) if isinstance(outs, (list, tuple)) else (outs,):
+                if _is_on_card(it):
+                    self._forget(it)
         return outs
 
     def _on_both(self, func: Any, args: Any, kwargs: Any, on_card: list[torch.Tensor]) -> Any:
