@@ -207,14 +207,3 @@ class Timeline:
                 self.num_bytes_N, self.shapes, self.origins, self.allocated_at_N, self.freed_at_N, strict=True
             )
         ]
-
-
-def same_memory(one: Timeline, other: Timeline) -> bool:
-    """Whether two timelines are equal except for the times of their events."""
-    return (
-        np.array_equal(one.events_E, other.events_E)
-        and np.array_equal(one.num_bytes_N, other.num_bytes_N)
-        and (one.spans, one.work) == (other.spans, other.work)
-        and tuple(one.origins) == tuple(other.origins)
-        and tuple(one.shapes) == tuple(other.shapes)
-    )
