@@ -30,8 +30,6 @@ LARGEST_FOLDER = 2000
 """Files of the scripts' folders that are looked at, at most, to tell whether a script has changed."""
 VARIABLES = ("CUDA_", "PYTORCH_", "TORCH_", "NVIDIA_")
 """How the names of environment variables begin on which memory may depend."""
-
-
 ONE_THREAD = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
 """Of a command on the host: as many commands run at a time as there are cores."""
 _NEED_VALUES = set[tuple[str, ...]]()

@@ -92,9 +92,12 @@ class CommandProblem(Problem):
             InvalidInputError: none can.
 
         """
-        if self.settings.gpu is not None and all(one.not_predicted for one in candidates):
-            why, line = candidates[0].not_predicted, self.runnable(candidates[0].choice).line
-            raise InvalidInputError(f"no configuration can be simulated: {why}\nit was: {line}")
+        if self.settings.gpu is None or not all(one.not_predicted for one in candidates):
+            return
+        command = self.runnable(candidates[0].choice)
+        [outcome] = self._predicted([command])  # again, for all that the command says
+        if isinstance(outcome, InvalidInputError):
+            raise InvalidInputError(f"no configuration can be simulated: {outcome}\nit was: {command.line}")
 
     def _predicted(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """Return the prediction of each command.
@@ -324,5 +327,5 @@ def _unpredicted(choice: Choice, command: Command) -> Candidate:
 
 def _candidate(candidate: Candidate, outcome: Outcome) -> Candidate:
     if isinstance(outcome, InvalidInputError):
-        return replace(candidate, is_expected=False, not_predicted=str(outcome))
+        return replace(candidate, is_expected=False, not_predicted=first_line(outcome))
     return replace(candidate, is_expected=False, predicted_bytes=outcome.peak_reserved_bytes, fits=outcome.fits)
