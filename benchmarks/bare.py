@@ -22,9 +22,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
 from pipeline.base.contracts import Batch
-from pipeline.base.sequences import IGNORED_LABEL
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import load_single
+from pipeline.data._support.sequences import IGNORED_LABEL
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
 from pipeline.training.loop import rows_of_step
 

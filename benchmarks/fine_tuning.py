@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from pipeline.base.chat_template import trained_chat_template
 from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
+from pipeline.data._support.chat_template import trained_chat_template
 from pipeline.data.chat import SHIPPED
 from pipeline.models.causal_lm import CausalLm
 from pipeline.prediction.summary import prediction_of

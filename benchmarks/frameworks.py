@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
 from pipeline.base.contracts import Batch, Prepared
-from pipeline.base.sequences import IGNORED_LABEL
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
+from pipeline.data._support.sequences import IGNORED_LABEL
 from pipeline.training.loop import rows_of_step
 
 

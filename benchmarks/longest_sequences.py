@@ -26,12 +26,12 @@ from exit_code import Deadline, exit_code_of
 from journal import Journal
 from model_by_card import _chosen
 
-from pipeline.base.published_shapes import SHAPES
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.models._support.published_shapes import SHAPES
+from pipeline.planning.longest import largest_length
 from pipeline.prediction.cards import assumed_context_bytes, find_card
 from pipeline.prediction.fake_batches import OfLength
-from pipeline.prediction.longest import largest_length
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction
 

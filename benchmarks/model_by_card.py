@@ -24,8 +24,8 @@ from fitproof import plan
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.settings import AllSettings
+from pipeline.planning.plan import CardPlan
 from pipeline.prediction.cards import assumed_context_bytes, find_card
-from pipeline.prediction.plan import CardPlan
 
 FOLDER = Path(__file__).parent
 GIB = 1024 * MIB

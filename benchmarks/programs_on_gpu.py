@@ -30,7 +30,7 @@ from simulated_scripts import CASES, PROGRAMS
 
 from pipeline.base.units import MIB
 from pipeline.memory.device import find_device
-from pipeline.prediction.simulation import Simulation, simulate
+from pipeline.prediction.commands.simulation import Simulation, simulate
 from pipeline.runtime.environment import environment
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.run import Simulate

@@ -18,7 +18,7 @@ from pathlib import Path
 from rows import add_missing
 
 from pipeline.base.units import MIB
-from pipeline.prediction.simulation import Simulation, simulate
+from pipeline.prediction.commands.simulation import Simulation, simulate
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.run import Simulate
 

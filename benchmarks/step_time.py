@@ -29,9 +29,9 @@ from scipy.stats import spearmanr
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.device import find_device, hardware_of
+from pipeline.planning.rates import cost_prior, rate_costs
+from pipeline.planning.step_time import CALLS, KINDS, Array, CostPrior, amounts, step_seconds
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.rates import cost_prior, rate_costs
-from pipeline.prediction.step_time import CALLS, KINDS, Array, CostPrior, amounts, step_seconds
 
 FOLDER = Path(__file__).parent
 T4 = "Tesla T4, LoRA and QLoRA"

@@ -23,11 +23,11 @@ from transformers import AutoConfig
 
 from pipeline.base.contracts import Hardware
 from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.planning.rates import cost_prior
+from pipeline.planning.step_time import StepTime, estimated
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
-from pipeline.prediction.rates import cost_prior
-from pipeline.prediction.step_time import StepTime, estimated
 from pipeline.simulation.links import find_link
 
 FOLDER = Path(__file__).parent

@@ -19,7 +19,7 @@ from pathlib import Path
 from rows import add_missing
 
 from pipeline.base.units import MIB
-from pipeline.prediction.simulation import simulate
+from pipeline.prediction.commands.simulation import simulate
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.run import Simulate
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.base.technique import Mathematics, Stage, Step, Technique
     from pipeline.export.target import Target
     from pipeline.jobs.fit_callback import DoesNotFitError, FitCallback
-    from pipeline.prediction.simulation import Simulation
+    from pipeline.prediction.commands.simulation import Simulation
     from pipeline.searching.sampler import PredictiveSampler
 
 __all__ = [
@@ -63,7 +63,7 @@ _MODULES = {
     "Model": "pipeline.base.contracts",
     "NothingMeasuredError": "pipeline.base.errors",
     "PredictiveSampler": "pipeline.searching.sampler",
-    "Simulation": "pipeline.prediction.simulation",
+    "Simulation": "pipeline.prediction.commands.simulation",
     "Stage": "pipeline.base.technique",
     "Step": "pipeline.base.technique",
     "Target": "pipeline.export.target",

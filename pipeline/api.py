@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         SimulateOptions,
     )
     from pipeline.jobs.export import Exported
-    from pipeline.prediction.three_steps import Inputs, MakeOptimizer, Model
+    from pipeline.prediction.commands.three_steps import Inputs, MakeOptimizer, Model
     from pipeline.report.shown import (
         Compared,
         ComparedSimulations,
@@ -269,7 +269,7 @@ def simulate(
         called: str | None = None
         if command is None:
             if function is None:
-                from pipeline.prediction.three_steps import three_steps
+                from pipeline.prediction.commands.three_steps import three_steps
 
                 function, arguments = three_steps, (model, inputs, optimizer)
                 called = f"three optimizer steps of {name_of(model if hasattr(model, '__qualname__') else type(model))}"

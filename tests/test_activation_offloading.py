@@ -12,18 +12,18 @@ from test_export import losses_here, losses_of_script
 from torch import Tensor, nn
 
 from pipeline.export.write import export_files, write_files
-from pipeline.memory import offloading
 from pipeline.memory.device import hardware_of
-from pipeline.memory.offloading import (
+from pipeline.prediction.cards import find_card
+from pipeline.prediction.predict import predict
+from pipeline.runtime.run import execute
+from pipeline.techniques._support import offloading
+from pipeline.techniques._support.offloading import (
     NUM_LEAVING,
     NUM_RETURNING,
     Offloading,
     offload_saved_tensors,
     offloaded_checkpoint,
 )
-from pipeline.prediction.cards import find_card
-from pipeline.prediction.predict import predict
-from pipeline.runtime.run import execute
 from pipeline.techniques.activation_offloading import ActivationOffloading
 
 EVERYTHING: dict[str, Any] = {"activation_offloading": True, "offloading_min_mib": 0.0}

@@ -19,7 +19,6 @@ from transformers import AutoConfig
 
 from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.lora import linear_layers
 from pipeline.base.results import Finished, StepRecord
 from pipeline.base.technique import Mathematics
 from pipeline.config.configurations import why_refused
@@ -30,6 +29,7 @@ from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files, write_files
 from pipeline.prediction.predict import predict
 from pipeline.searching.problem import make_problem
+from pipeline.techniques._support.lora import linear_layers
 from pipeline.training.loop import Loop, learning_rate, train
 from pipeline.training.step import backpropagate, build_step
 

@@ -31,7 +31,7 @@ from pipeline.config.options import (
     SimulateOptions,
 )
 from pipeline.config.settings import AllSettings
-from pipeline.prediction.plan import PlanFindings
+from pipeline.planning.plan import PlanFindings
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import read_findings
 from pipeline.searching.results import SearchFindings
@@ -131,7 +131,7 @@ def test_nothing_is_predicted_in_the_process_of_the_user(
     monkeypatch.setenv("FITPROOF_CACHE", str(folder))
     settings = {**SMALL, "gpu": "t4", "effective_batch_size": 2, "model": "gpt2-nano"}
     here = Mock(side_effect=AssertionError("in this process"))
-    monkeypatch.setattr("pipeline.prediction.recording.simulated", here)
+    monkeypatch.setattr("pipeline.prediction.fake.recording.simulated", here)
     with suppress(InvalidInputError):  # longest() takes no checkpointing=auto, and 1 MiB is less than the parameters
         function(**{**settings, **more})
     assert not here.called

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from pipeline.base.contracts import Hardware
 from pipeline.memory.recorder import LifetimeRecorder, passed_on
 from pipeline.memory.timeline import Timeline
-from pipeline.prediction.cached_operators import CachedFakeTensorMode, clear_cache
-from pipeline.prediction.trace import record
+from pipeline.prediction.fake.cached_operators import CachedFakeTensorMode, clear_cache
+from pipeline.prediction.fake.trace import record
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 RUNS: list[dict[str, Any]] = [
@@ -53,7 +53,7 @@ def test_a_timeline_is_the_same_with_and_without_the_cache(
     run = partial(record, experiment, experiment.read_corpus(), experiment.effective_batch_size)
     clear_cache()
     first, again = run(), run()
-    monkeypatch.setattr("pipeline.prediction.fake_device.CachedFakeTensorMode", UncachedFakeTensorMode)
+    monkeypatch.setattr("pipeline.prediction.fake.device.CachedFakeTensorMode", UncachedFakeTensorMode)
     plain = run()
     assert memory_of(first) == memory_of(again) == memory_of(plain)
 

@@ -9,7 +9,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.config.space import Choice
 from pipeline.memory.device import hardware_of
-from pipeline.prediction.checkpointing_policy import with_policies
+from pipeline.planning.checkpointing_policy import with_policies
 from pipeline.searching.candidates import make_candidates
 from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.problem import make_problem
@@ -47,8 +47,8 @@ def test_a_model_that_cannot_be_traced_is_no_refusal_of_policies(monkeypatch: py
     def untraceable(*_: object, **__: object) -> None:
         raise InvalidInputError("it reads the value of a tensor")
 
-    monkeypatch.setattr("pipeline.prediction.checkpointing_policy.predict", untraceable)
-    here = "pipeline.prediction.checkpointing_policy.run_in_worker"
+    monkeypatch.setattr("pipeline.planning.checkpointing_policy.predict", untraceable)
+    here = "pipeline.planning.checkpointing_policy.run_in_worker"
     monkeypatch.setattr(here, lambda function, argument: function(argument))  # a worker would not be patched
     with pytest.raises(InvalidInputError, match="auto chooses policies by predictions.*reads the value"):
         with_policies(experiment, cpu, 1024)

@@ -5,9 +5,9 @@ import pytest
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.jobs.plan_settings import budget_bytes_on, targets
+from pipeline.planning.rates import RATES, rates_of
 from pipeline.prediction import cards as predicted
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.rates import RATES, rates_of
 from pipeline.simulation.cards import CARDS, find_card
 
 

@@ -21,11 +21,11 @@ from test_prediction import CPU, measured
 from test_training_step import CUTS, run
 from tokenizers import processors
 
-from pipeline.base.chat_template import TEMPLATE, ChatTemplate, UnreadableRowError, trained_chat_template
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.sequences import IGNORED_LABEL, TokenStore
-from pipeline.base.truncation import MOST_BINS, length_bins, truncations
 from pipeline.cli import main
+from pipeline.data._support.chat_template import TEMPLATE, ChatTemplate, UnreadableRowError, trained_chat_template
+from pipeline.data._support.sequences import IGNORED_LABEL, TokenStore
+from pipeline.data._support.truncation import MOST_BINS, length_bins, truncations
 from pipeline.data.chat import SHIPPED
 from pipeline.jobs.lengths import document_lengths, left_out, predicted_truncations
 from pipeline.models.causal_lm import CausalLm

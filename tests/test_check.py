@@ -14,8 +14,8 @@ from project import Project
 from test_simulate import CUDA_PYTHON, needs_cuda_build
 
 from pipeline.cli import main
-from pipeline.prediction.memory_baseline import LineMemory, MemoryBaseline, read_baseline, write_baseline
-from pipeline.prediction.memory_check import line_changes
+from pipeline.prediction.commands.memory_baseline import LineMemory, MemoryBaseline, read_baseline, write_baseline
+from pipeline.prediction.commands.memory_check import line_changes
 
 SCRIPT = """
 import torch

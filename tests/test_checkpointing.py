@@ -27,7 +27,7 @@ from pipeline.export.write import export_files, write_files
 from pipeline.jobs.plan import make_plan
 from pipeline.memory.attention_saved import attention_saved_contexts
 from pipeline.memory.device import hardware_of
-from pipeline.prediction.checkpointing_policy import Counts, Layer, least_recomputation, resolved
+from pipeline.planning.checkpointing_policy import Counts, Layer, least_recomputation, resolved
 from pipeline.prediction.predict import predict
 from pipeline.runtime.run import execute
 from pipeline.techniques.checkpointing import Checkpointing, as_text

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from project import SMALL, Project
 from test_chat import HEADERS, folder_with, tokenizer_with, written
 
-from pipeline.base.chat_template import TEMPLATE, UnreadableRowError
 from pipeline.base.contracts import Prepared
-from pipeline.base.conversations import read_conversation
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.shapes import Reading
+from pipeline.data._support.chat_template import TEMPLATE, UnreadableRowError
+from pipeline.data._support.conversations import read_conversation
+from pipeline.data._support.shapes import Reading
 from pipeline.export.write import export_files
 
 NUM_ROWS = 6

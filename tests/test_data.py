@@ -13,8 +13,8 @@ from conftest import tiny
 
 from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.sequences import IGNORED_LABEL
 from pipeline.config.settings import CORPORA
+from pipeline.data._support.sequences import IGNORED_LABEL
 
 WORDS = "memory is what you have and speed is what you want from it "
 
@@ -109,7 +109,7 @@ def test_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     def refuse(*_: object) -> None:
         raise AssertionError("tokenized again")
 
-    monkeypatch.setattr("pipeline.base.tokenizing.encode_all", refuse)
+    monkeypatch.setattr("pipeline.data._support.tokenizing.encode_all", refuse)
     tiny().prepare()
     with pytest.raises(AssertionError, match="tokenized again"):
         tiny(vocabulary_size=600).prepare()

@@ -17,11 +17,11 @@ from conftest import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.base import token_processes
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.packing import best_fit
-from pipeline.base.rows import _values
-from pipeline.base.sequences import PaddedSequences
+from pipeline.data._support import token_processes
+from pipeline.data._support.packing import best_fit
+from pipeline.data._support.rows import _values
+from pipeline.data._support.sequences import PaddedSequences
 
 ROWS = [
     {"prompt": f'Is {number}\u2028 it, or "is" it {number}?', "completion": f"Yes,\nit is {number}."}

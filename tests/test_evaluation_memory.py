@@ -14,9 +14,9 @@ from levers import ON_CPU, ON_CUDA, Lever, needs_package
 from test_levers import DROPOUT, ON_CARD
 
 from pipeline.base.results import MemoryUse, Outcome
-from pipeline.base.sequences import DynamicallyPaddedSequences
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import TECHNIQUES
+from pipeline.data._support.sequences import DynamicallyPaddedSequences
 from pipeline.memory.meter import WATCHED_STEPS, CpuMeter
 from pipeline.runtime.run import execute
 from pipeline.training.loop import Loop
@@ -29,7 +29,7 @@ SMALLEST_TRAINING: dict[str, Any] = {"micro_batch_size": 1, "accumulation_steps"
 OF_TWO_LENGTHS = """
 import numpy as np
 from pipeline.base.contracts import Prepared
-from pipeline.base.sequences import PackedSequences, TokenStore
+from pipeline.data._support.sequences import PackedSequences, TokenStore
 
 def read(request):
     def sequences(length):

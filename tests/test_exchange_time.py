@@ -7,12 +7,12 @@ from test_plan import table
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.memory.work import Work
+from pipeline.planning.rates import cost_prior
+from pipeline.planning.step_time import estimated
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
-from pipeline.prediction.rates import cost_prior
-from pipeline.prediction.step_time import estimated
 from pipeline.simulation import cards
 from pipeline.simulation.links import LINKS, Link, find_link, link_of
 

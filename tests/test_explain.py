@@ -20,7 +20,7 @@ from pipeline.cli import main
 from pipeline.config.command_options import option_of, with_option
 from pipeline.config.command_template import Template
 from pipeline.memory.out_of_memory import OutOfMemoryMessage, Place, read_messages
-from pipeline.prediction.command_levers import command_with, levers_of
+from pipeline.prediction.commands.levers import command_with, levers_of
 from pipeline.report.findings import read_findings
 from pipeline.report.out_of_memory import sentences, size
 
@@ -339,7 +339,7 @@ def test_levers_are_those_that_the_script_takes(tmp_path: Path, monkeypatch: pyt
 def test_known_commands_have_the_levers_of_their_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pipeline.prediction.command_levers._has_package", lambda python, name: name == "liger_kernel")
+    monkeypatch.setattr("pipeline.prediction.commands.levers._has_package", lambda python, name: name == "liger_kernel")
     Path("main.py").write_text("LightningCLI(Net, Rows)")
     Path("c.yaml").write_text("data: {batch_size: 4}\ntrainer: {precision: 32-true}\n")
     Path("sft.yaml").write_text(

@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import free_port
 
-from pipeline.base.causal_models import PRESETS
 from pipeline.base.results import StepRecord
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 from pipeline.cli import main
 from pipeline.export import trainer_arguments
 from pipeline.export.facts import facts_of
 from pipeline.export.write import TARGETS, export_files, write_files
+from pipeline.models._support.causal_models import PRESETS
 from pipeline.runtime.worker_pool import run_all, worker_pool
 from pipeline.training.loop import learning_rate, train
 

@@ -12,7 +12,7 @@ from conftest import ROOT, tiny
 from levers import EXPORTED, TOGETHER
 from test_chat import HEADERS, MARKED, NO_MARK, ROWS, TALK, folder_with, tokenizer_with
 
-from pipeline.base.chat_template import TEMPLATE, ChatTemplate
+from pipeline.data._support.chat_template import TEMPLATE, ChatTemplate
 from pipeline.export.write import export_files
 
 AXOLOTL = ("axolotl==0.19.0", "addict", "colorama", "fire", "termcolor")

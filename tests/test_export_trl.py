@@ -13,8 +13,8 @@ from levers import EXPORTED, ON_CPU, Lever, needs_package
 from test_chat import HEADERS, MARKED, ROWS, TALK, THOUGHTS, folder_with, written
 from test_export import COMBINED, PLAIN, losses_here
 
-from pipeline.base.chat_template import TEMPLATE
 from pipeline.config.experiment import Experiment
+from pipeline.data._support.chat_template import TEMPLATE
 from pipeline.export.write import export_files, write_files
 from pipeline.models.causal_lm import CausalLm
 

@@ -14,11 +14,11 @@ from rich.console import Console
 from test_chat import folder_with
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.base.chat_template import TEMPLATE
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome
 from pipeline.config.entry_points import FOLDER
 from pipeline.config.variants import read_yaml
+from pipeline.data._support.chat_template import TEMPLATE
 from pipeline.jobs.finetune import finetune
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import read_findings

@@ -16,16 +16,16 @@ from test_prediction import CPU
 
 from pipeline.base.contracts import Batch, Sequences
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
-from pipeline.base.sequences import (
+from pipeline.base.units import MIB
+from pipeline.config.experiment import Experiment
+from pipeline.config.settings import merged, nested
+from pipeline.data._support.sequences import (
     IGNORED_LABEL,
     DynamicallyPaddedSequences,
     PaddedSequences,
     TokenStore,
     make_sequences,
 )
-from pipeline.base.units import MIB
-from pipeline.config.experiment import Experiment
-from pipeline.config.settings import merged, nested
 from pipeline.memory.device import hardware_of
 from pipeline.memory.meter import WATCHED_STEPS, CpuMeter
 from pipeline.prediction.predict import predict

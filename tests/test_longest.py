@@ -17,8 +17,8 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import merged, nested
+from pipeline.planning.longest import MULTIPLE, LongestFindings, largest_fitting
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.longest import MULTIPLE, LongestFindings, largest_fitting
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction
 from pipeline.report.findings import read_findings, report_of

@@ -13,17 +13,17 @@ from test_prediction import CPU, measured
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from pipeline.base.causal_models import PRESETS
-from pipeline.base.chunked_loss import chunked_cross_entropy
 from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.heads import head_of, hidden_states, why_inseparable
 from pipeline.cli import main
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import AllSettings, merged, validate
+from pipeline.models._support.causal_models import PRESETS
+from pipeline.models._support.heads import head_of, hidden_states, why_inseparable
 from pipeline.models.causal_lm import CausalLm, _why_inseparable
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
+from pipeline.techniques._support.chunked_loss import chunked_cross_entropy
 from pipeline.techniques.loss_kernel import LONGEST_CHUNK_TOKENS, LossKernel, default_chunk_tokens, has_fused
 from pipeline.training.step import build_step
 

@@ -11,10 +11,10 @@ import transformers
 from conftest import ROOT, tiny, with_corpus_of
 from transformers import AutoConfig
 
-from pipeline.base.causal_models import PRESETS, UNPUBLISHED
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.published_shapes import HUB_NAMES, MULTIMODAL
 from pipeline.config.settings import MODELS
+from pipeline.models._support.causal_models import PRESETS, UNPUBLISHED
+from pipeline.models._support.published_shapes import HUB_NAMES, MULTIMODAL
 from pipeline.models.causal_lm import CausalLm
 from pipeline.training.loop import train
 

@@ -17,12 +17,6 @@ from torch.optim import SGD, Adafactor, AdamW, Muon
 
 from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.optimizers import (
-    adafactor_in_place_of,
-    adamw_8bit_in_place_of,
-    muon_in_place_of,
-    sgd_in_place_of,
-)
 from pipeline.base.results import StepRecord
 from pipeline.base.technique import Mathematics
 from pipeline.config.configurations import why_refused
@@ -31,6 +25,12 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.variants import read_yaml
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
+from pipeline.techniques._support.optimizers import (
+    adafactor_in_place_of,
+    adamw_8bit_in_place_of,
+    muon_in_place_of,
+    sgd_in_place_of,
+)
 from pipeline.training.loop import Loop, learning_rate, train
 from pipeline.training.step import build_step
 

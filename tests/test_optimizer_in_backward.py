@@ -8,7 +8,7 @@ from conftest import TINY, tiny
 from test_prediction import CPU, measured
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.prediction.clipping import cost_of_clipping
+from pipeline.planning.clipping import cost_of_clipping
 from pipeline.prediction.predict import predict
 from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.problem import make_problem
@@ -94,5 +94,5 @@ def test_an_error_of_the_prediction_without_clipping_costs_only_its_sentence(mon
     def failing(*_: object) -> None:
         raise RuntimeError("an operator without a fake implementation")
 
-    monkeypatch.setattr("pipeline.prediction.clipping.predict_all", failing)
+    monkeypatch.setattr("pipeline.planning.clipping.predict_all", failing)
     assert cost_of_clipping([(tiny(**{**SMALL_BATCH, "max_grad_norm": 1.0}), 2**20)], CPU, 2**20) is None

@@ -15,9 +15,9 @@ from test_lengths import LENGTH, stores
 from test_prediction import CPU, measured
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.base.packing import best_fit
-from pipeline.base.sequences import IGNORED_LABEL, PackedDocuments, PaddedSequences, TokenStore
 from pipeline.config.experiment import Experiment
+from pipeline.data._support.packing import best_fit
+from pipeline.data._support.sequences import IGNORED_LABEL, PackedDocuments, PaddedSequences, TokenStore
 from pipeline.prediction.predict import predict
 from pipeline.training.step import backpropagate, build_step
 from pipeline.training.typical_step import typical_step

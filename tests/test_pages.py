@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from test_search import made_up
 
 from pipeline.base.units import MIB
-from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, configurations_of
 from pipeline.report.contributions import contributions_plot
 from pipeline.report.findings import Findings, report_of

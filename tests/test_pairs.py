@@ -13,14 +13,14 @@ from test_levers import losses
 from test_prediction import CPU, measured
 from torch import Tensor, nn
 
-from pipeline.base.chat_template import trained_chat_template
 from pipeline.base.contracts import Batch
-from pipeline.base.conversations import read_pair
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.sequences import IGNORED_LABEL
-from pipeline.base.shapes import Reading
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import in_use
+from pipeline.data._support.chat_template import trained_chat_template
+from pipeline.data._support.conversations import read_pair
+from pipeline.data._support.sequences import IGNORED_LABEL
+from pipeline.data._support.shapes import Reading
 from pipeline.export.write import export_files
 from pipeline.prediction.predict import predict
 from pipeline.training.step import backpropagate, build_step

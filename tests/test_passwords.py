@@ -15,8 +15,7 @@ from project import SMALL, Project, as_words
 from servers import MlflowServer, Postgresql
 
 from fitproof import search
-from pipeline.base.errors import InvalidInputError
-from pipeline.base.passwords import has_password, without_passwords
+from pipeline.base.errors import InvalidInputError, has_password, without_passwords
 from pipeline.cli import main
 
 WITH_PASSWORD = "postgresql+psycopg://me:very-secret@host/optuna"

@@ -17,9 +17,9 @@ from project import SMALL, Project
 
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, expected_order
+from pipeline.planning.reasons import reasons_for
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
-from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict import predict
 from pipeline.report.findings import read_findings, report_of
 from pipeline.report.heat_map import _shown, fit_plot

@@ -19,19 +19,18 @@ import fitproof
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
-from pipeline.base.torch_version import SUPPORTED
 from pipeline.config.experiment import Experiment, make_experiment, notes_on
 from pipeline.config.settings import AllSettings, merged, validate
 from pipeline.memory.flops import operations_of
 from pipeline.models import causal_lm
 from pipeline.prediction import patches
 from pipeline.prediction.cards import find_card
+from pipeline.prediction.fake.device import simulated
+from pipeline.prediction.fake.trace import LARGEST_GROWTH_BYTES, record, trace
 from pipeline.prediction.fake_batches import RepeatedRow
-from pipeline.prediction.fake_device import simulated
-from pipeline.prediction.patches import not_predicted
+from pipeline.prediction.patches import SUPPORTED, not_predicted
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all
-from pipeline.prediction.trace import LARGEST_GROWTH_BYTES, record, trace
 from pipeline.training.loop import Loop, Message, train
 from pipeline.training.step import build_step, make_optimizer
 
@@ -260,7 +259,7 @@ def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiment = tiny(micro_batch_size=4)
     first = predict(experiment, CPU)
-    monkeypatch.setattr("pipeline.prediction.recording.record_lifetimes", None)  # must not be called
+    monkeypatch.setattr("pipeline.prediction.fake.recording.record_lifetimes", None)  # must not be called
     again = predict(tiny(micro_batch_size=4, seed=1, num_steps=9, output="elsewhere"), CPU)
     assert again == first
     for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):

@@ -15,13 +15,13 @@ from conftest import ROOT, tiny
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.jobs.plan_settings import planned_row
+from pipeline.planning.rates import cost_prior
 from pipeline.prediction import card_processes
 from pipeline.prediction import predict_all as predict_all_module
 from pipeline.prediction.cards import CARDS, find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all, predict_each
 from pipeline.prediction.prediction import Prediction
-from pipeline.prediction.rates import cost_prior
 from pipeline.simulation.cards import ASSUMED_CONTEXT
 
 A100, H200, T4 = find_card("a100"), find_card("h200"), find_card("t4")

@@ -19,9 +19,9 @@ from test_chat import folder_with
 from test_prediction import CPU, measured
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.base.chat_template import TEMPLATE
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
+from pipeline.data._support.chat_template import TEMPLATE
 from pipeline.models.causal_lm import CausalLm
 from pipeline.prediction.predict import predict
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pipeline.memory.work import Work
-from pipeline.prediction import promising
+from pipeline.planning import promising
+from pipeline.planning.rates import cost_prior
+from pipeline.planning.step_time import estimated
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.prediction import Prediction
-from pipeline.prediction.rates import cost_prior
-from pipeline.prediction.step_time import estimated
 
 RTX4090 = find_card("rtx4090")
 BATCH = 64

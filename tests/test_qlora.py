@@ -17,11 +17,11 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
-from pipeline.base.lora import linear_layers
 from pipeline.config.experiment import Experiment
 from pipeline.export.write import export_files, write_files
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
+from pipeline.techniques._support.lora import linear_layers
 from pipeline.training.loop import Loop, learning_rate
 from pipeline.training.step import backpropagate, build_step
 

@@ -15,8 +15,8 @@ from project import Project
 from fitproof import simulate as simulate_here
 from pipeline.cli import main
 from pipeline.memory.breakdown import at_peak
-from pipeline.prediction.simulation import NEEDS_KNOWN_WORKSPACES
-from pipeline.prediction.snapshot import history_of
+from pipeline.prediction.commands.simulation import NEEDS_KNOWN_WORKSPACES
+from pipeline.prediction.commands.snapshot import history_of
 from pipeline.report.findings import read_findings
 from pipeline.report.simulation import answer
 from pipeline.simulation.cards import CARDS

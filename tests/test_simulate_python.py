@@ -12,7 +12,7 @@ from test_simulate import CUDA_PYTHON, needs_cuda_build
 from torch import nn
 
 from fitproof import InvalidInputError, Simulation, simulate
-from pipeline.prediction.three_steps import three_steps
+from pipeline.prediction.commands.three_steps import three_steps
 
 MODULE = """
 import torch
@@ -94,7 +94,7 @@ def test_a_model_on_the_device_meta_is_trained_for_three_steps_with_its_tied_wei
 def test_the_three_steps_take_a_module_or_what_makes_it(
     model: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.prediction.three_steps.CARD", "cpu")
+    monkeypatch.setattr("pipeline.prediction.commands.three_steps.CARD", "cpu")
     steps = []
 
     class Counting(torch.optim.SGD):

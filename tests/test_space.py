@@ -22,8 +22,8 @@ from pipeline.config.settings import default_values, merged, nested
 from pipeline.config.space import NUM_REASONS, Choice, Refusals, Space, SpaceSettings, make_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import hardware_of
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.report.page import to_html
 from pipeline.report.plan import plan_report
 from pipeline.searching.problem import make_problem

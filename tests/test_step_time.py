@@ -12,10 +12,10 @@ from step_time import ESTIMATES, T4, case_of, errors, estimates, published_cases
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.work import Work
+from pipeline.planning.rates import RATES, cost_prior, measured_rates, note_on_rates, rate_costs, rates_of
+from pipeline.planning.step_time import CALLS, KINDS, CostPrior, amounts, estimated, seconds_by_kind, step_seconds
 from pipeline.prediction.cards import CARDS, find_card
 from pipeline.prediction.predict import predict
-from pipeline.prediction.rates import RATES, cost_prior, measured_rates, note_on_rates, rate_costs, rates_of
-from pipeline.prediction.step_time import CALLS, KINDS, CostPrior, amounts, estimated, seconds_by_kind, step_seconds
 
 COSTS = np.array([1e-12, 1e-13, 1e-14, 1e-14, 2e-12, 2e-13, 2e-14, 2e-14, 1e-11, 1e-10, 1e-9, 1e-9, 1e-5, 2e-5])
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)

@@ -12,8 +12,8 @@ from conftest import tiny
 from test_chat import HEADERS, folder_with, written
 from test_conversations import CALL, NUM_ROWS, TALK, trained
 
-from pipeline.base.chat_template import TEMPLATE
 from pipeline.base.errors import InvalidInputError
+from pipeline.data._support.chat_template import TEMPLATE
 
 STYLES = {
     "ChatML": TEMPLATE,

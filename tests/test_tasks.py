@@ -12,10 +12,10 @@ from test_prediction import CPU, measured
 from torch.nn.utils import clip_grad_norm_
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.sequences import IGNORED_LABEL
-from pipeline.base.tasks import CLASSES, OF_PAIRS
 from pipeline.config.settings import TASKS
+from pipeline.data._support.sequences import IGNORED_LABEL
 from pipeline.export.write import export_files
+from pipeline.models._support.tasks import CLASSES, OF_PAIRS
 from pipeline.prediction.predict import predict
 from pipeline.training.loop import Loop, learning_rate
 from pipeline.training.step import build_step

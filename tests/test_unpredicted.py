@@ -151,7 +151,7 @@ def test_any_error_of_the_recorder_is_the_cause_of_a_missing_prediction(monkeypa
     def broken(*_: object) -> None:
         raise AttributeError("torch has no such name")
 
-    monkeypatch.setattr("pipeline.prediction.trace.record", broken)
+    monkeypatch.setattr("pipeline.prediction.fake.trace.record", broken)
     monkeypatch.setattr("pipeline.prediction.predict_all.worker_pool", nullcontext)  # a worker would not be broken
     monkeypatch.setattr("pipeline.prediction.predict_all.run_all", lambda _, work, tasks: enumerate(map(work, tasks)))
     [(_, outcome)] = predict_each([tiny(vocabulary_size=303)], CPU)

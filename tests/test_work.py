@@ -13,8 +13,8 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.work import OTHER_AMOUNTS, Work
 from pipeline.prediction.cards import find_card
+from pipeline.prediction.fake.trace import record
 from pipeline.prediction.predict import predict
-from pipeline.prediction.trace import record
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 MATRIX = 4 * 8 * 16

@@ -1,6 +1,11 @@
-"""The exception for invalid input, and short forms of other errors; none contains a URL's password."""
+"""The exception for invalid input, and short forms of other errors, without the passwords of connection strings."""
 
-from pipeline.base.passwords import without_passwords
+import re
+
+_IN_ADDRESS = re.compile(r"(://[^:/?#@\s]*):\S+@")
+"""user:password@ of a URL; the password may hold any character, for not every driver wants it encoded."""
+_IN_OPTIONS = re.compile(r"\b((?:ssl)?passw(?:or)?d=)[^&\s]+", re.IGNORECASE)
+"""An option such as ?password=..., which PostgreSQL's drivers take too."""
 
 
 class InvalidInputError(ValueError):
@@ -27,3 +32,13 @@ def origin(error: BaseException) -> BaseException:
 def printable(text: str) -> str:
     """Return text that any terminal shows, without halves of characters and what moves its cursor."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def has_password(text: str) -> bool:
+    """Return whether a text contains a URL with a password."""
+    return without_passwords(text) != text
+
+
+def without_passwords(text: str) -> str:
+    """Return a text without the passwords of the URLs in it."""
+    return _IN_OPTIONS.sub(r"\1***", _IN_ADDRESS.sub(r"\1@", text))

@@ -11,8 +11,6 @@ import yaml
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.sequences import DynamicallyPaddedSequences
-from pipeline.base.tasks import OF_PAIRS
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
 from pipeline.base.user_functions import digest, is_function_name, module_digest
@@ -30,8 +28,10 @@ from pipeline.config.settings import (
     validate,
 )
 from pipeline.config.user_techniques import is_user_technique
+from pipeline.data._support.sequences import DynamicallyPaddedSequences
 from pipeline.memory.device import find_device, hardware_of, num_cores, total_bytes
 from pipeline.memory.meter import WATCHED_STEPS
+from pipeline.models._support.tasks import OF_PAIRS
 from pipeline.simulation.communicators import note_on_communicators
 
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}

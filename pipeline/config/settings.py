@@ -13,12 +13,11 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, create_model, field_validator
 
 from pipeline.base.contracts import Corpus, Model, SequencesKind, Settings
-from pipeline.base.errors import InvalidInputError
-from pipeline.base.passwords import has_password
-from pipeline.base.tasks import CLASSES, OF_PAIRS
+from pipeline.base.errors import InvalidInputError, has_password
 from pipeline.base.technique import Technique
 from pipeline.config.other_names import names_for
 from pipeline.config.user_techniques import UserTechniqueError, user_techniques
+from pipeline.models._support.tasks import CLASSES, OF_PAIRS
 
 FOLLOWS = {"num_steps": "num_epochs", "learning_rate_warmup_steps": "learning_rate_warmup_ratio"}
 """Settings that follow from another one where that is given: two ways to say the same."""
@@ -29,10 +28,12 @@ SettingsClass = TypeVar("SettingsClass", bound=Settings)
 
 
 def discover(package: str, family: type[Family]) -> dict[str, type[Family]]:
-    """Return the class of `family` in each file of pipeline.`package`, by the file's name."""
+    """Return the class of `family` in each file of pipeline.`package`, by the file's name; no member begins with _."""
     folder = Path(__file__).parent.parent.joinpath(*package.split("."))
     found = {}
     for name in sorted(module.name for module in pkgutil.iter_modules([str(folder)])):
+        if name.startswith("_"):
+            continue
         module = import_module(f"pipeline.{package}.{name}")
         [found[name]] = [
             member

@@ -7,24 +7,24 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.base.chat_template import (
+from pipeline.base.contracts import Corpus, CorpusRequest, Prepared, Settings
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import digest_of
+from pipeline.base.progress import progress
+from pipeline.data._support.chat_template import (
     ENCODING,
     TEMPLATE,
     ChatTemplate,
     load_chat_template,
     trained_chat_template,
 )
-from pipeline.base.contracts import Corpus, CorpusRequest, Prepared, Settings
-from pipeline.base.conversation_rows import ConversationEncoder, Found, all_messages
-from pipeline.base.data_files import DataFiles, find_data_files
-from pipeline.base.errors import InvalidInputError
-from pipeline.base.files import digest_of
-from pipeline.base.hub_datasets import load_dataset
-from pipeline.base.progress import progress
-from pipeline.base.rows import READERS, counted, digest_of_files, rows_of
-from pipeline.base.shapes import CHOSEN, Reading
-from pipeline.base.tokenizer import Encoded, tokenizer_identity
-from pipeline.base.tokenizing import About, Count, encode_all, prepare_tokens
+from pipeline.data._support.conversation_rows import ConversationEncoder, Found, all_messages
+from pipeline.data._support.data_files import DataFiles, find_data_files
+from pipeline.data._support.hub_datasets import load_dataset
+from pipeline.data._support.rows import READERS, counted, digest_of_files, rows_of
+from pipeline.data._support.shapes import CHOSEN, Reading
+from pipeline.data._support.tokenizer import Encoded, tokenizer_identity
+from pipeline.data._support.tokenizing import About, Count, encode_all, prepare_tokens
 
 SHIPPED = Path(__file__).with_name("questions.jsonl")
 """Short questions and answers about training, computing and the world."""

@@ -8,10 +8,10 @@ from typing import Any
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
-from pipeline.base.hub_datasets import load_dataset
-from pipeline.base.rows import counted
-from pipeline.base.text_rows import TextField
-from pipeline.base.tokenizing import Count, Texts, prepare_text
+from pipeline.data._support.hub_datasets import load_dataset
+from pipeline.data._support.rows import counted
+from pipeline.data._support.text_rows import TextField
+from pipeline.data._support.tokenizing import Count, Texts, prepare_text
 
 
 class Hub(Corpus):

@@ -6,7 +6,7 @@ from sys import version_info
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.files import digest_of
-from pipeline.base.tokenizing import prepare_text, texts_of
+from pipeline.data._support.tokenizing import prepare_text, texts_of
 
 
 class PythonDocs(Corpus):

@@ -4,7 +4,7 @@ from pydantic import PositiveInt
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.files import digest_of
-from pipeline.base.tokenizing import prepare_text, texts_of
+from pipeline.data._support.tokenizing import prepare_text, texts_of
 
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 

@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
-from pipeline.base.data_files import DataFiles, find_data_files
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
-from pipeline.base.rows import READERS, digest_of_files, kind_of, rows_of, text_of
-from pipeline.base.text_rows import TextField
-from pipeline.base.tokenizing import Count, Texts, prepare_text
+from pipeline.data._support.data_files import DataFiles, find_data_files
+from pipeline.data._support.rows import READERS, digest_of_files, kind_of, rows_of, text_of
+from pipeline.data._support.text_rows import TextField
+from pipeline.data._support.tokenizing import Count, Texts, prepare_text
 
 DOCUMENTS = (".txt", ".md")
 

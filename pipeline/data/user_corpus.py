@@ -11,10 +11,10 @@ from torch import Tensor
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
-from pipeline.base.sequences import PackedSequences
-from pipeline.base.token_store import TokenStore
-from pipeline.base.tokenizing import HELD_OUT_EVERY, prepare_text, texts_of
 from pipeline.base.user_functions import call, digest, is_function_name, user_code_error
+from pipeline.data._support.sequences import PackedSequences
+from pipeline.data._support.token_store import TokenStore
+from pipeline.data._support.tokenizing import HELD_OUT_EVERY, prepare_text, texts_of
 
 
 class UserCorpus(Corpus):

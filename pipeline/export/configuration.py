@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pipeline.base.causal_models import UNPUBLISHED
-from pipeline.base.published_shapes import HUB_NAMES
 from pipeline.config.experiment import Experiment
+from pipeline.models._support.causal_models import UNPUBLISHED
+from pipeline.models._support.published_shapes import HUB_NAMES
 from pipeline.models.causal_lm import CausalLm
 
 

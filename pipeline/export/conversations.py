@@ -2,8 +2,8 @@
 
 import inspect
 
-from pipeline.base import chat_template, conversations
 from pipeline.base.errors import first_line
+from pipeline.data._support import chat_template, conversations
 
 IMPORTS = """import datetime
 import json

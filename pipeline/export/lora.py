@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pipeline.base.lora import adapted_modules
 from pipeline.config.experiment import Experiment
 from pipeline.config.layers import built_without_weights
+from pipeline.techniques._support.lora import adapted_modules
 from pipeline.techniques.adapter import Adapter
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.base.chat_template import (
+from pipeline.config.experiment import Experiment
+from pipeline.data._support.chat_template import (
     ANSWERS,
     MARKED_ANSWERS,
     TODAY,
@@ -16,8 +17,7 @@ from pipeline.base.chat_template import (
     UnreadableRowError,
     load_chat_template,
 )
-from pipeline.base.rows import kind_of
-from pipeline.config.experiment import Experiment
+from pipeline.data._support.rows import kind_of
 from pipeline.data.chat import SHIPPED, Chat
 from pipeline.data.hub import Hub
 from pipeline.data.text_files import TextFiles

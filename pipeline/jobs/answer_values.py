@@ -5,10 +5,10 @@ from typing import Any
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
-from pipeline.prediction.explanation import Explanation
-from pipeline.prediction.longest import LongestFindings
-from pipeline.prediction.plan import PlanFindings
-from pipeline.prediction.simulation import Simulation
+from pipeline.planning.longest import LongestFindings
+from pipeline.planning.plan import PlanFindings
+from pipeline.prediction.commands.explanation import Explanation
+from pipeline.prediction.commands.simulation import Simulation
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import Findings
 from pipeline.report.profile import ProfilingFindings

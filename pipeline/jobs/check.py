@@ -19,8 +19,8 @@ from pipeline.jobs.simulate import (
     stdout_to_stderr,
     wanted_run,
 )
-from pipeline.prediction.memory_baseline import baseline_of, check_comparable, read_baseline, write_baseline
-from pipeline.prediction.memory_check import Allowed, CheckVerdict, Limit, MemoryCheck, check_memory
+from pipeline.prediction.commands.memory_baseline import baseline_of, check_comparable, read_baseline, write_baseline
+from pipeline.prediction.commands.memory_check import Allowed, CheckVerdict, Limit, MemoryCheck, check_memory
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.environment import python_of
 from pipeline.simulation.torch_build import find_torch

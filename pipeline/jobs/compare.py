@@ -14,7 +14,7 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.settings import RunSettings
 from pipeline.jobs.publish import publish
-from pipeline.prediction.simulation import Simulation
+from pipeline.prediction.commands.simulation import Simulation
 from pipeline.report.comparable import incomparable
 from pipeline.report.comparison import ComparisonFindings, comparison_frame
 from pipeline.report.findings import FILE, read_findings

@@ -22,7 +22,7 @@ from pipeline.simulation.cards import CARDS, Card, Context
 from pipeline.simulation.run import Simulate
 
 if TYPE_CHECKING:
-    from pipeline.prediction.explanation import Explanation
+    from pipeline.prediction.commands.explanation import Explanation
 
 LONGEST_PATH = 256
 SAME_CARD = 0.01
@@ -123,8 +123,8 @@ def _of_command(settings: ExplainSettings, messages: Messages, console: Console)
         return None
     from pipeline.config.command_template import Template
     from pipeline.jobs.publish import publish
-    from pipeline.prediction.command_levers import command_with, levers_of
-    from pipeline.prediction.explanation import explain as explain_command
+    from pipeline.prediction.commands.explanation import explain as explain_command
+    from pipeline.prediction.commands.levers import command_with, levers_of
     from pipeline.simulation.environment import python_of
     from pipeline.tracking.job import open_job
 

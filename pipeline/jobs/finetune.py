@@ -24,7 +24,7 @@ from pipeline.jobs.plan_settings import log_findings
 from pipeline.jobs.printing import say
 from pipeline.jobs.search import run_search
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.searching.problem import automatic_budget
 from pipeline.searching.settings import SearchSettings
 

@@ -12,9 +12,9 @@ from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import dotted, merged, nested
 from pipeline.jobs.plan import make_plan
 from pipeline.jobs.plan_settings import budget_bytes_on, targets
+from pipeline.planning.longest import longest_that_fits
+from pipeline.planning.plan import CardPlan, PlanFindings
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.longest import longest_that_fits
-from pipeline.prediction.plan import CardPlan, PlanFindings
 from pipeline.report.command import command_line
 
 Settings = Mapping[str, Any]

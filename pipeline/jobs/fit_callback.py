@@ -135,8 +135,8 @@ class FitCallback:
     def _simulate(self) -> tuple[bool, str]:
         """Note the peaks of this process's command on the card; return whether it fits, and what is to be said."""
         from pipeline.jobs.simulate import wanted_run
-        from pipeline.prediction.command import why_not
-        from pipeline.prediction.simulation import Verdict, simulate
+        from pipeline.prediction.commands.command import why_not
+        from pipeline.prediction.commands.simulation import Verdict, simulate
         from pipeline.report.simulation import answer
         from pipeline.runtime.command import NO_UPLOADS
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from pipeline.base.sequences import PackedSequences, PaddedSequences, documents_of
-from pipeline.base.token_store import TokenStore
-from pipeline.base.truncation import LengthBin, Truncation, length_bins, truncations
 from pipeline.config.experiment import Experiment
+from pipeline.data._support.sequences import PackedSequences, PaddedSequences, documents_of
+from pipeline.data._support.token_store import TokenStore
+from pipeline.data._support.truncation import LengthBin, Truncation, length_bins, truncations
 
 
 def corpus_notes(experiment: Experiment) -> tuple[str, ...]:

@@ -25,15 +25,15 @@ from pipeline.jobs.plan_settings import (
     targets,
 )
 from pipeline.memory.device import num_cores
+from pipeline.planning.experiments import experiments_on
+from pipeline.planning.longest import CardLengths, Longest, LongestFindings, LongestRow, largest_length
+from pipeline.planning.longest import longest_that_fits as longest_of
+from pipeline.planning.rates import cost_prior, note_on_link, note_on_rates
 from pipeline.prediction.card_processes import python_on_cuda_build
 from pipeline.prediction.cards import notes_on_card
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.longest import CardLengths, Longest, LongestFindings, LongestRow, largest_length
-from pipeline.prediction.longest import longest_that_fits as longest_of
 from pipeline.prediction.patches import not_predicted
-from pipeline.prediction.plan_experiments import experiments_on
 from pipeline.prediction.predict_all import why_not_predicted
-from pipeline.prediction.rates import cost_prior, note_on_link, note_on_rates
 from pipeline.runtime.environment import environment
 from pipeline.runtime.worker_pool import run_all, worker_pool
 

@@ -36,17 +36,17 @@ from pipeline.jobs.plan_settings import (
 )
 from pipeline.jobs.printing import say_notes
 from pipeline.memory.breakdown import Breakdown
+from pipeline.planning.clipping import cost_of_clipping
+from pipeline.planning.experiments import experiments_on
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, expected_order
+from pipeline.planning.promising import predict_promising
+from pipeline.planning.rates import cost_prior, note_on_link, note_on_rates
+from pipeline.planning.reasons import reasons_for
 from pipeline.prediction.card_processes import card_processes, python_on_cuda_build
 from pipeline.prediction.cards import notes_on_card
-from pipeline.prediction.clipping import cost_of_clipping
 from pipeline.prediction.patches import not_predicted
-from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
-from pipeline.prediction.plan_experiments import experiments_on
-from pipeline.prediction.plan_reasons import reasons_for
 from pipeline.prediction.predict_all import counted_causes, predict_each
 from pipeline.prediction.prediction import Prediction
-from pipeline.prediction.promising import predict_promising
-from pipeline.prediction.rates import cost_prior, note_on_link, note_on_rates
 from pipeline.runtime.environment import environment
 from pipeline.training.typical_step import evaluation_note, lengths_note
 

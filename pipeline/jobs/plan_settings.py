@@ -16,12 +16,12 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 from pipeline.config.space import Choice, SpaceSettings
 from pipeline.memory.device import find_device, hardware_of
+from pipeline.planning.longest import LongestFindings
+from pipeline.planning.plan import PlanFindings, PlannedRow
+from pipeline.planning.step_time import CostPrior, estimated
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.longest import LongestFindings
-from pipeline.prediction.plan import PlanFindings, PlannedRow
 from pipeline.prediction.prediction import Prediction
-from pipeline.prediction.step_time import CostPrior, estimated
 from pipeline.simulation.links import SEVERAL, Link, find_link
 
 AUTO_LENGTH = "auto"

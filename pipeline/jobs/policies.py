@@ -10,7 +10,7 @@ def with_policies(plan: EntryPoint) -> EntryPoint:
     """Return the entry point with the policies that a prediction chooses in place of `checkpointing=auto`.
 
     Raises:
-        InvalidInputError: as pipeline.prediction.checkpointing_policy.resolved().
+        InvalidInputError: as pipeline.planning.checkpointing_policy.resolved().
 
     """
     comparisons = [replace(each, variants=tuple(map(_with_policy, each.variants))) for each in plan.comparisons]
@@ -21,6 +21,6 @@ def _with_policy(variant: Variant) -> Variant:
     settings: Any = variant.experiment.settings
     if variant.skipped or (settings.checkpointing != "auto" and ":" not in settings.checkpointing):
         return variant
-    from pipeline.prediction.checkpointing_policy import resolved  # takes a second, which few runs need
+    from pipeline.planning.checkpointing_policy import resolved  # takes a second, which few runs need
 
     return replace(variant, experiment=resolved(variant.experiment))

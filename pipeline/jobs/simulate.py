@@ -22,7 +22,7 @@ from pipeline.simulation.environment import check_num_cards
 from pipeline.simulation.run import Simulate, on_cuda_build
 
 if TYPE_CHECKING:
-    from pipeline.prediction.simulation import Simulation
+    from pipeline.prediction.commands.simulation import Simulation
 
 EXIT_CODE_DOES_NOT_FIT = 3
 ALL_STEPS = "all"
@@ -134,9 +134,9 @@ def run_simulation(
         InvalidInputError: a setting is wrong, or the command uses no card.
 
     """
-    from pipeline.prediction.ranks import simulate_ranks
-    from pipeline.prediction.simulation import simulate as simulate_one
-    from pipeline.prediction.simulation import what_runs
+    from pipeline.prediction.commands.ranks import simulate_ranks
+    from pipeline.prediction.commands.simulation import simulate as simulate_one
+    from pipeline.prediction.commands.simulation import what_runs
 
     wanted, may_need_values = wanted_run(settings), settings.values == "auto"
     say(what_runs(wanted))
@@ -205,6 +205,6 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
 
 
 def _exit_code(found: "Simulation") -> int:
-    from pipeline.prediction.simulation import Verdict
+    from pipeline.prediction.commands.simulation import Verdict
 
     return {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: EXIT_CODE_DOES_NOT_FIT, Verdict.NONE: 1}[found.verdict]

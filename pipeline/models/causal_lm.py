@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from pipeline.base.causal_models import PRESETS, CausalModel, decoder_layers
 from pipeline.base.contracts import Batch, Trainable
-from pipeline.base.document_masks import why_documents_join
-from pipeline.base.heads import head_of, token_loss, why_inseparable
-from pipeline.base.tasks import task_of
+from pipeline.models._support.causal_models import PRESETS, CausalModel, decoder_layers
+from pipeline.models._support.document_masks import why_documents_join
+from pipeline.models._support.heads import head_of, token_loss, why_inseparable
+from pipeline.models._support.tasks import task_of
 
 
 class CausalLm(CausalModel):

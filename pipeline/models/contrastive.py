@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, RandomInput, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.task_models import TaskModel
+from pipeline.models._support.task_models import TaskModel
 
 
 class Contrastive(TaskModel):

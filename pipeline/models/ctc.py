@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, RandomInput, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.task_models import TaskModel
-from pipeline.base.tasks import ELSEWHERE
+from pipeline.models._support.task_models import TaskModel
+from pipeline.models._support.tasks import ELSEWHERE
 
 SAMPLES_PER_SECOND = 16_000
 

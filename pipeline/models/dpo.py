@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from pydantic import PositiveFloat
 from torch import Tensor, nn
 
-from pipeline.base.causal_models import decoder_layers
 from pipeline.base.contracts import Batch, Trainable
-from pipeline.base.heads import shifted_targets
-from pipeline.base.pairs import PairModel
-from pipeline.base.sequences import IGNORED_LABEL
+from pipeline.data._support.sequences import IGNORED_LABEL
+from pipeline.models._support.causal_models import decoder_layers
+from pipeline.models._support.heads import shifted_targets
+from pipeline.models._support.pairs import PairModel
 
 
 class Dpo(PairModel):

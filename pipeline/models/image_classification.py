@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt
 
 from pipeline.base.contracts import Description, RandomInput
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.task_models import TaskModel
+from pipeline.models._support.task_models import TaskModel
 
 USUAL_SIZE = 224
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, Prepared, RandomInput, Sequences, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.heads import token_loss
-from pipeline.base.sequences import IGNORED_LABEL
-from pipeline.base.task_models import TaskModel
-from pipeline.base.tasks import ELSEWHERE
+from pipeline.data._support.sequences import IGNORED_LABEL
+from pipeline.models._support.heads import token_loss
+from pipeline.models._support.task_models import TaskModel
+from pipeline.models._support.tasks import ELSEWHERE
 
 
 class ImageText(TaskModel):

@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor
 
 from pipeline.base.contracts import Batch
-from pipeline.base.sequences import IGNORED_LABEL
-from pipeline.base.task_models import MakeInputs, TextTask, row_generator
-from pipeline.base.tokenizer import load_tokenizer
+from pipeline.data._support.sequences import IGNORED_LABEL
+from pipeline.data._support.tokenizer import load_tokenizer
+from pipeline.models._support.task_models import MakeInputs, TextTask, row_generator
 
 
 class MaskedLm(TextTask):

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.base.causal_models import decoder_layers
 from pipeline.base.contracts import Batch, Trainable
-from pipeline.base.pairs import PairModel
-from pipeline.base.tasks import check_task
+from pipeline.models._support.causal_models import decoder_layers
+from pipeline.models._support.pairs import PairModel
+from pipeline.models._support.tasks import check_task
 
 
 class Reward(PairModel):

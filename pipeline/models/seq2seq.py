@@ -7,8 +7,8 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from pipeline.base.contracts import Batch
-from pipeline.base.sequences import IGNORED_LABEL
-from pipeline.base.task_models import MakeInputs, TextTask, with_decoder_start
+from pipeline.data._support.sequences import IGNORED_LABEL
+from pipeline.models._support.task_models import MakeInputs, TextTask, with_decoder_start
 
 
 class Seq2seq(TextTask):

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from pipeline.base.contracts import Batch
-from pipeline.base.task_models import MakeInputs, TextTask
+from pipeline.models._support.task_models import MakeInputs, TextTask
 
 
 class SequenceClassification(TextTask):

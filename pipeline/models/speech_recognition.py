@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from pipeline.base.contracts import Description, RandomInput
-from pipeline.base.task_models import TaskModel, with_decoder_start
+from pipeline.models._support.task_models import TaskModel, with_decoder_start
 
 
 class SpeechRecognition(TaskModel):

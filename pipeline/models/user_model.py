@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, Model, Prepared, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.heads import head_of, token_loss, why_inseparable
-from pipeline.base.transformers_models import position_limit
 from pipeline.base.user_functions import call, digest, is_function_name
+from pipeline.models._support.heads import head_of, token_loss, why_inseparable
+from pipeline.models._support.transformers_models import position_limit
 
 SMALLEST_VOCABULARY = 300
 """The minimum of the setting vocabulary_size, with which a model is built for its description."""

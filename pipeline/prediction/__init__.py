@@ -1,1 +1,1 @@
-"""Prediction of the peak memory of an experiment, on fake tensors."""
+"""Memory and work of a step before it is trained: on a simulated card, for a CPU on fake tensors."""

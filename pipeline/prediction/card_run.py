@@ -15,7 +15,6 @@ from pipeline.base.contracts import Hardware, Prepared, Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse
 from pipeline.config.experiment import Experiment
-from pipeline.memory import offloading
 from pipeline.memory.breakdown import at_peak
 from pipeline.memory.device import fraction_of, total_bytes
 from pipeline.memory.timeline import Timeline
@@ -25,6 +24,7 @@ from pipeline.prediction.patches import documents_known, lines_of_documents, lin
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.prediction_cache import cached
 from pipeline.simulation.report import unknown_reads_of
+from pipeline.techniques._support import offloading
 from pipeline.training.loop import Loop, train
 from pipeline.training.profiler import record_next_step
 from pipeline.training.step import changed_on_host, moved

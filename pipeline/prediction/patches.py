@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.torch_version import SUPPORTED
 from pipeline.config.experiment import Experiment
 
+SUPPORTED = "2.9 to 2.15"
+"""The versions of torch that pyproject.toml allows: predictions know what each of them allocates."""
 RANDOM_STATE_BYTES = 5056
 """Bytes of the CPU generator's state (torch.get_rng_state), which every checkpointed layer saves."""
 DOCUMENTS = "find_packed_sequence_indices"

@@ -15,10 +15,10 @@ from pipeline.memory.breakdown import at_peak
 from pipeline.prediction.card_processes import card_processes, variables_on
 from pipeline.prediction.card_run import CardRequest, prediction_of
 from pipeline.prediction.cuda_context import context_bytes_of
+from pipeline.prediction.fake.trace import trace
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.prediction_cache import cached
-from pipeline.prediction.trace import trace
 from pipeline.training.typical_step import TypicalStep, typical_step
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.prediction.explanation import Explanation, Try
-from pipeline.prediction.failed_allocation import FailedTensor, OutOfMemory
+from pipeline.prediction.commands.explanation import Explanation, Try
+from pipeline.prediction.commands.failed_allocation import FailedTensor, OutOfMemory
 from pipeline.report.out_of_memory import sentences, size
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.simulation import simulation_report

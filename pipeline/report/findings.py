@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.prediction.explanation import Explanation
-from pipeline.prediction.longest import LongestFindings
-from pipeline.prediction.plan import PlanFindings
-from pipeline.prediction.simulation import Simulation
+from pipeline.planning.longest import LongestFindings
+from pipeline.planning.plan import PlanFindings
+from pipeline.prediction.commands.explanation import Explanation
+from pipeline.prediction.commands.simulation import Simulation
 from pipeline.report.comparison import ComparisonFindings, comparison_report
 from pipeline.report.explanation import explanation_report
 from pipeline.report.longest import longest_report

@@ -7,7 +7,7 @@ import altair as alt
 from pipeline.base.units import MIB
 from pipeline.config.settings import written
 from pipeline.memory.timeline import CATEGORIES
-from pipeline.prediction.plan import CardPlan, PlannedRow, expected_order
+from pipeline.planning.plan import CardPlan, PlannedRow, expected_order
 from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered, names_axis, names_height, short
 from pipeline.searching.results import front_of, heading, label
 

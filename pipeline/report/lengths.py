@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from pipeline.base.truncation import LengthBin, Truncation
 from pipeline.base.units import MIB
+from pipeline.data._support.truncation import LengthBin, Truncation
 from pipeline.report.page import Section
 from pipeline.report.plot import ABOUT, WARNING, Panel, Plot, colour, data, layered
 from pipeline.report.table import Table

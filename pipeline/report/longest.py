@@ -5,7 +5,7 @@ import re
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.prediction.longest import MULTIPLE, CardLengths, LongestFindings
+from pipeline.planning.longest import MULTIPLE, CardLengths, LongestFindings
 from pipeline.report.page import Report, Section
 from pipeline.report.table import Table
 from pipeline.searching.results import columns, label

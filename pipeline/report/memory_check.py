@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.prediction.memory_check import CheckVerdict, LineChange, MemoryCheck, Requirement
-from pipeline.prediction.simulation import ProcessMemory, Verdict
+from pipeline.prediction.commands.memory_check import CheckVerdict, LineChange, MemoryCheck, Requirement
+from pipeline.prediction.commands.simulation import ProcessMemory, Verdict
 from pipeline.report.page import Report, Section
 from pipeline.report.simulation import answer as answer_of_simulation
 from pipeline.report.simulation import largest_table

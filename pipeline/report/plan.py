@@ -10,7 +10,7 @@ import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.config.settings import written
-from pipeline.prediction.plan import CardPlan, PlanFindings, PlannedRow, expected_order
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, expected_order
 from pipeline.report.breakdown import tensors_table
 from pipeline.report.command import command_of
 from pipeline.report.heat_map import fit_plot, margins_text, percent_text, seconds_text

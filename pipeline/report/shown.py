@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pipeline.prediction.longest import LongestFindings
-from pipeline.prediction.plan import PlanFindings
-from pipeline.prediction.simulation import Simulation
+from pipeline.planning.longest import LongestFindings
+from pipeline.planning.plan import PlanFindings
+from pipeline.prediction.commands.simulation import Simulation
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import Report

@@ -8,7 +8,13 @@ from pathlib import Path
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.prediction.simulation import FEWEST_STEPS, NEEDS_KNOWN_WORKSPACES, ProcessMemory, Simulation, Verdict
+from pipeline.prediction.commands.simulation import (
+    FEWEST_STEPS,
+    NEEDS_KNOWN_WORKSPACES,
+    ProcessMemory,
+    Simulation,
+    Verdict,
+)
 from pipeline.report.breakdown import categories_of, shares_table
 from pipeline.report.command import command_line
 from pipeline.report.course import EVENTS, course_plot

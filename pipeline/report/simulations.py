@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.prediction.simulation import ProcessMemory, Simulation
+from pipeline.prediction.commands.simulation import ProcessMemory, Simulation
 from pipeline.report.page import Report, Section
 from pipeline.report.table import Table
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.units import MIB
 from pipeline.config.space import Choice
 from pipeline.memory.device import hardware_of
-from pipeline.prediction.clipping import cost_of_clipping
+from pipeline.planning.clipping import cost_of_clipping
 from pipeline.searching.candidates import Candidate, known_peaks
 
 if TYPE_CHECKING:

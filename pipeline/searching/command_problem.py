@@ -27,7 +27,7 @@ from pipeline.config.space import Choice, Space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, is_named, num_cores, total_bytes
 from pipeline.memory.work import Work
-from pipeline.prediction.command import Outcome, predict_commands
+from pipeline.prediction.commands.command import Outcome, predict_commands
 from pipeline.runtime.run import measured_summary
 from pipeline.searching.candidates import Candidate, may_fit
 from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from pipeline.prediction.expectation import Expectation
+from pipeline.planning.expectation import Expectation
 from pipeline.searching.candidates import Candidate, known_peaks, with_work_of_alike
 from pipeline.searching.time_model import TimeModel
 

@@ -21,9 +21,9 @@ from pipeline.config.runnable import Runnable
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
 from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named, num_cores
-from pipeline.prediction.checkpointing_policy import resolved, with_policies
+from pipeline.planning.checkpointing_policy import resolved, with_policies
+from pipeline.planning.promising import FEWEST, ROUND_PER_CORE
 from pipeline.prediction.patches import not_predicted
-from pipeline.prediction.promising import FEWEST, ROUND_PER_CORE
 from pipeline.prediction.summary import summary
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.advice import what_would_help

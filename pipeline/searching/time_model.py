@@ -23,7 +23,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from pipeline.memory.work import ATTENTION, OTHER_AMOUNTS, Work
-from pipeline.prediction.step_time import CALLS, seconds_by_kind
+from pipeline.planning.step_time import CALLS, seconds_by_kind
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import (
     Gaussian,

@@ -8,7 +8,7 @@ from pydantic import Field
 from pipeline.base.contracts import Hardware
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.base.units import MIB
-from pipeline.memory import offloading
+from pipeline.techniques._support import offloading
 
 
 class ActivationOffloading(Technique):

@@ -11,12 +11,12 @@ import torch
 from pydantic import AfterValidator, Field, PositiveInt
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pipeline.base import lora, quantized_layers
 from pipeline.base.contracts import Hardware, Model, Trainable
-from pipeline.base.lora import add_adapters, is_target, linear_layers, outside_layers
-from pipeline.base.quantized_layers import quantize_layers
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.base.user_functions import digest, is_function_name
+from pipeline.techniques._support import lora, quantized_layers
+from pipeline.techniques._support.lora import add_adapters, is_target, linear_layers, outside_layers
+from pipeline.techniques._support.quantized_layers import quantize_layers
 
 FOUR_BIT_CAPABILITY = (6, 0)
 """CUDA compute capability from which on bitsandbytes has kernels for 4-bit weights (the table of its README)."""

@@ -14,7 +14,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Stage, Step, Technique
 from pipeline.memory.attention_saved import attention_saved_contexts
-from pipeline.memory.offloading import offloaded_checkpoint
+from pipeline.techniques._support.offloading import offloaded_checkpoint
 
 WHOLE = r"none|every_layer|every_([2-9]|[1-9]\d+)_layers|attention_saved|offloaded|auto"
 PART = r"(full|attention_saved|offloaded):\d+(-\d+)?"

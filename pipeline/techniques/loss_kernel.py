@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from pipeline.base.chunked_loss import chunked_cross_entropy
 from pipeline.base.contracts import Batch, Hardware, Head, Model
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.exported_loss import exported_loss
-from pipeline.base.heads import hidden_states, shifted_targets
-from pipeline.base.sequences import IGNORED_LABEL
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.data._support.sequences import IGNORED_LABEL
+from pipeline.models._support.heads import hidden_states, shifted_targets
+from pipeline.techniques._support.chunked_loss import chunked_cross_entropy
+from pipeline.techniques._support.exported_loss import exported_loss
 
 LONGEST_CHUNK_TOKENS = 1024
 """Longest chunk by default: more tokens cost memory and save no time on a GPU.

@@ -12,8 +12,8 @@ from torch import nn
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.optimizers import IN_PLACE_OF_ADAMW, MuonAndAdamW, adamw_in_place_of, matrices_of
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.techniques._support.optimizers import IN_PLACE_OF_ADAMW, MuonAndAdamW, adamw_in_place_of, matrices_of
 
 IMPORTS = """from collections.abc import Callable, Iterable
 from typing import Any

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, PositiveInt
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Hardware
-from pipeline.base.data_parallel import LossModule, data_parallel
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.techniques._support.data_parallel import LossModule, data_parallel
 
 NEEDS_WHOLE_PARAMETERS = {
     "adamw_8bit": "bitsandbytes' 8-bit AdamW knows no parts (DTensor)",

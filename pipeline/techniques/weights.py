@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Trainable
-from pipeline.base.optimizers import with_master_weights
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.techniques._support.optimizers import with_master_weights
 
 IMPORTS = "from typing import Any\n\nimport torch\nfrom torch import Tensor, nn\n"
 """What the functions need in an exported file."""

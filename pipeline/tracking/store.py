@@ -18,8 +18,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking import get_tracking_uri
 
-from pipeline.base.errors import InvalidInputError, first_line
-from pipeline.base.passwords import has_password, without_passwords
+from pipeline.base.errors import InvalidInputError, first_line, has_password, without_passwords
 from pipeline.base.results import Outcome
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs a traceback of what it also raises

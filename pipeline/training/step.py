@@ -14,11 +14,11 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
 
 from pipeline.base.contracts import Batch, Prepared, Sequences, Trainable
-from pipeline.base.data_parallel import refuse_other_weights
 from pipeline.base.ranks import Ranks, whole
 from pipeline.base.technique import MakeOptimizer, Step, Technique
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
+from pipeline.techniques._support.data_parallel import refuse_other_weights
 
 SMALLEST_FP16 = 2.0**-25
 """Half of fp16's smallest positive number: this and all smaller values round to zero (IEEE 754, ties to even)."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.base.contracts import Prepared
-from pipeline.base.sequences import DynamicallyPaddedSequences, PackedDocuments, PaddedSequences
 from pipeline.base.user_functions import is_function_name
 from pipeline.config.experiment import Experiment
+from pipeline.data._support.sequences import DynamicallyPaddedSequences, PackedDocuments, PaddedSequences
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.training.loop import rows_of_step
 

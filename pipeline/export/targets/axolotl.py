@@ -3,8 +3,8 @@
 import textwrap
 from typing import Any, ClassVar
 
-from pipeline.base.chat_template import ANSWERS
-from pipeline.base.tokenizing import HELD_OUT_EVERY
+from pipeline.data._support.chat_template import ANSWERS
+from pipeline.data._support.tokenizing import HELD_OUT_EVERY
 from pipeline.export.facts import Facts
 from pipeline.export.literals import LINE_LENGTH
 from pipeline.export.target import Target, processes_note, render

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from pipeline.base.technique import Exported
-from pipeline.base.tokenizing import HELD_OUT_EVERY
+from pipeline.data._support.tokenizing import HELD_OUT_EVERY
 from pipeline.export.conversations import finding_of_answers, reading_of_messages
 from pipeline.export.facts import Facts
 from pipeline.export.target import Target, processes_note, render

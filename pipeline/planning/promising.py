@@ -1,0 +1,123 @@
+"""The configurations that may be the fastest within a budget, simulated in the order of their expected speed.
+
+Each round simulates those that are expected to be the fastest of what may fit (expectation.py), until all others are
+expected to be slower than the best one found. N counts configurations.
+"""
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+
+import numpy as np
+
+from pipeline.base.contracts import Hardware
+from pipeline.base.errors import InvalidInputError
+from pipeline.config.experiment import Experiment
+from pipeline.config.space import Choice
+from pipeline.memory.device import num_cores
+from pipeline.planning.expectation import SIZE, Expectation
+from pipeline.planning.step_time import CostPrior, estimated
+from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.prediction import Prediction
+
+FEWEST = 48
+"""Configurations that are all simulated, where there are no more."""
+ROUND_PER_CORE = 4
+"""Configurations of a round for each core."""
+MAY_FIT = 1.15
+"""Expected share of the budget up to which a configuration is simulated: expectations err."""
+NUM_FRUITLESS_ROUNDS = 3
+"""Rounds of the smallest expected peaks after which nothing is taken to fit."""
+Outcome = Prediction | InvalidInputError
+
+
+def predict_promising(
+    experiments: Sequence[Experiment],
+    choices: Sequence[Choice],
+    target: Hardware,
+    budget_bytes: int,
+    prior: CostPrior,
+    slower: float = 0.0,
+) -> Generator[tuple[int, Outcome], None, None]:
+    """Yield the number of a configuration and its prediction, or why it has none, until the fastest one is known.
+
+    Those go on to be predicted that are expected to take up to `slower` more time than the fastest, as a share of it.
+    Of a small space all are predicted.
+    """
+    if len(experiments) <= FEWEST:
+        yield from predict_each(experiments, target, budget_bytes=budget_bytes)
+        return
+    known: dict[int, Outcome] = {}
+    space = _Space(experiments, choices, budget_bytes, prior, slower)
+    wanted, num_fruitless = space.first(), 0
+    while wanted:
+        with closing(
+            predict_each([experiments[number] for number in wanted], target, budget_bytes=budget_bytes)
+        ) as outcomes:
+            for place, outcome in outcomes:
+                known[wanted[place]] = outcome
+                yield wanted[place], outcome
+        if len(known) == len(experiments):
+            return
+        fits = space.best(known) is not None
+        num_fruitless = 0 if fits else num_fruitless + 1
+        wanted = [] if num_fruitless > NUM_FRUITLESS_ROUNDS else space.next(known)
+
+
+class _Space:
+    """The configurations with what is expected of them."""
+
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        choices: Sequence[Choice],
+        budget_bytes: int,
+        prior: CostPrior,
+        slower: float,
+    ) -> None:
+        self._experiments, self._choices = experiments, choices
+        self._budget_bytes, self._prior, self._slower = budget_bytes, prior, slower
+        self._expectation = Expectation(choices, [one.micro_batch_size for one in experiments])
+
+    def first(self) -> list[int]:
+        """Return those that tell most of the others."""
+        return self._expectation.first()
+
+    def best(self, known: Mapping[int, Outcome]) -> int | None:
+        """Return the number of the fastest configuration that fits; None if none of them does."""
+        fitting = [n for n, one in known.items() if isinstance(one, Prediction) and one.fits(self._budget_bytes)]
+        return min(fitting, key=lambda number: self._seconds(number, known), default=None)
+
+    def next(self, known: Mapping[int, Outcome]) -> list[int]:
+        """Return the numbers of the configurations of the next round; none if the fastest one is known."""
+        predictions = {number: one for number, one in known.items() if isinstance(one, Prediction)}
+        left = np.array([n for n in range(len(self._choices)) if n not in known and not self._is_ruled_out(n, known)])
+        if not predictions or not len(left):
+            return []
+        seconds = {number: math.log(self._seconds(number, known)) for number in predictions}
+        peaks = {number: one.smallest_budget_bytes / self._budget_bytes for number, one in predictions.items()}
+        seconds_N = np.exp(self._expectation.log_seconds(seconds))[left]
+        peaks_N = self._expectation.peaks(peaks)[left]
+        best, num_in_round = self.best(known), ROUND_PER_CORE * num_cores()
+        if best is None:
+            return [int(number) for number in left[np.argsort(peaks_N)][:num_in_round]]
+        limit = (1 + self._slower) * self._seconds(best, known)
+        is_wanted = (peaks_N <= MAY_FIT) & (seconds_N < limit)
+        return [int(number) for number in left[is_wanted][np.argsort(seconds_N[is_wanted])][:num_in_round]]
+
+    def _seconds(self, number: int, known: Mapping[int, Outcome]) -> float:
+        prediction = known[number]
+        assert isinstance(prediction, Prediction)
+        num_passes = self._experiments[number].accumulation_steps
+        return estimated(prediction, num_passes, self._prior).seconds / prediction.num_tokens
+
+    def _is_ruled_out(self, number: int, known: Mapping[int, Outcome]) -> bool:
+        """Whether the same configuration with a smaller micro-batch does not fit."""
+        choice, size = self._choices[number], self._experiments[number].micro_batch_size
+        return any(
+            isinstance(one, Prediction)
+            and one.micro_batch_size < size
+            and not one.fits(self._budget_bytes)
+            and all(self._choices[other][name] == value for name, value in choice.items() if name != SIZE)
+            for other, one in known.items()
+        )

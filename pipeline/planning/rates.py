@@ -1,0 +1,245 @@
+"""What devices do in a second: of a card by the table of cards, and of a CPU by a measurement.
+
+FLOP/s of matrix products are those of NVIDIA's data sheets and architecture papers, dense (a data sheet's number "with
+sparsity" is twice as high) and summed in float32, which GeForce cards do at half the rate of sums in float16. Memory
+bandwidth is from the same sources; the host's is that of the card's lanes of PCIe, one direction, and that of other
+cards what links.csv says.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.base.contracts import Hardware
+from pipeline.planning.step_time import CALLS, KINDS, SENT, CostPrior
+from pipeline.prediction.cards import CARDS, model_of
+from pipeline.simulation import cards
+from pipeline.simulation.cards import Card
+from pipeline.simulation.links import Link, link_of
+
+TERA, GIGA = 1e12, 1e9
+LAUNCH_SECONDS = 10e-6
+"""Seconds in which a host launches one operator, with its share of Python and autograd.
+
+It depends on the host and not on the card: 5 to 25 microseconds for a product on the host of an H100
+(jiahuanglin.xyz, "From PyTorch op to kernel launch"), 13 on that of a T4 in a notebook (fitted, benchmarks/step_time).
+"""
+PYTHON_CALL_LAUNCHES = 2.0
+"""Cost of an operator's call into Python, in launches: 1.6 to 3.0 on CPUs, 4.0 beside a T4 (benchmarks/step_time)."""
+MEASURED_SECONDS = 0.1
+"""Time for which each kind of work is repeated on a CPU."""
+PRODUCT_SIZE, COPY_BYTES = 384, 2**25
+"""Rows and columns of the products, and bytes of the copies that are measured."""
+ATTENTION_HEADS, ATTENTION_LENGTH, ATTENTION_WIDTH = 8, 128, 64
+"""Heads, tokens and width of a head of the attention that is measured."""
+NUM_LAYERS, OPERATORS_PER_LAYER = 100, 8
+"""Tiny layers that are measured for the launch of an operator, which includes its share of Python and autograd.
+
+A layer is a product with bias, a norm and GELU: three operators, and five in the backward pass.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a device does in a second at most."""
+
+    float32: float
+    """FLOP/s of float32 products on the general cores."""
+    tf32: float
+    """FLOP/s of float32 products in tf32; where a card has none, as float32."""
+    half: float
+    """FLOP/s of bf16 and fp16 products, summed in float32."""
+    attention: float
+    """FLOP/s of attention in one kernel in float32; on a card as other products."""
+    half_attention: float
+    """FLOP/s of attention in one kernel in bf16 and fp16; on a card as other products."""
+    moved_bytes: float
+    """Bytes a second that its memory reads and writes."""
+    host_bytes: float
+    """Bytes a second between it and the host."""
+    sent_bytes: float
+    """Bytes a second that it sends to other ranks."""
+    launch_seconds: float = LAUNCH_SECONDS
+
+
+def _rates(card: Card) -> Rates:
+    speeds = card.speeds
+    return Rates(
+        float32=speeds.float32_tflops * TERA,
+        tf32=speeds.tf32_tflops * TERA,
+        half=speeds.half_tflops * TERA,
+        attention=speeds.float32_tflops * TERA,
+        half_attention=speeds.half_tflops * TERA,
+        moved_bytes=speeds.memory_gb_per_s * GIGA,
+        host_bytes=speeds.host_gb_per_s * GIGA,
+        sent_bytes=link_of(card).gb_per_s * GIGA,
+    )
+
+
+RATES = {name: _rates(card) for name, card in cards.CARDS.items()}
+"""By the card's name in CARDS."""
+
+
+EFFICIENCIES = {"cuda": 0.5, "cpu": 1.0}
+"""Expected share of a rate that training reaches, by kind of device: a CPU's rates are measured.
+
+On a T4 it is 0.62 of the FLOP/s in float32, 0.39 in float16, and 0.53 of the memory bandwidth (benchmarks/step_time).
+"""
+DEVIATIONS = {"cuda": 0.35, "cpu": 0.5}
+"""Standard deviations of the logarithms of these shares: that of the T4 is within one of them."""
+LINK_EFFICIENCY, LINK_DEVIATION = 0.8, 0.35
+"""Expected share of a link's rate that NCCL reaches, and the standard deviation of its logarithm.
+
+0.82 of NVLink 4 by NCCL's authors (nccl-tests issue 212), 0.69 of NVLink 3 (issue 178), 0.91 of four ports of
+InfiniBand HDR (issue 100). A sum that NVLink's switches compute (SHARP) takes less time than a ring (issue 272).
+"""
+SIMILAR_DEVIATION = 0.7
+"""The same for a card that is not in the table: cards of one capability differ by a factor of 2 per multiprocessor."""
+CALL_DEVIATION = 0.7
+"""The same for the costs of calls on the host."""
+GEFORCE = "GeForce"
+"""Series of cards that sum in float32 at half the rate."""
+RESIDUAL = 0.1
+"""Standard deviation of a step's time with the best costs, as a fraction (benchmarks/step_time: the T4)."""
+
+
+def rates_of(hardware: Hardware) -> Rates:
+    """Return what a device does in a second: of the table, or measured on a CPU.
+
+    A card that is not in the table is taken for the one in it that is most similar, in proportion to the
+    multiprocessors.
+    """
+    if hardware.kind != "cuda":
+        return measured_rates()
+    name = _similar(hardware)
+    rates, card = RATES[name], CARDS[name]
+    assert hardware.num_multiprocessors is not None and card.num_multiprocessors is not None  # they are cards
+    ratio = hardware.num_multiprocessors / card.num_multiprocessors
+    return replace(
+        rates,
+        float32=ratio * rates.float32,
+        tf32=ratio * rates.tf32,
+        half=ratio * rates.half,
+        attention=ratio * rates.attention,
+        half_attention=ratio * rates.half_attention,
+        moved_bytes=ratio * rates.moved_bytes,
+    )
+
+
+def note_on_rates(hardware: Hardware) -> str | None:
+    """Return what estimated times on a device are based on; None for a card of the table."""
+    if hardware.kind != "cuda":
+        return "Times are estimated from a short measurement of this machine's CPU."
+    similar = CARDS[_similar(hardware)].name
+    if similar == model_of(hardware):
+        return None
+    return f"Times are estimated from the data sheet of {similar}, in proportion to the multiprocessors."
+
+
+def _similar(hardware: Hardware) -> str:
+    """Return the name in CARDS of a card, or of the one with the closest compute capability and of the same series."""
+    own_major, own_minor = hardware.capability or (0, 0)
+
+    def distance(name: str) -> tuple[bool, int, bool]:
+        card = CARDS[name]
+        major, minor = card.capability or (0, 0)
+        is_other_series = (GEFORCE in card.name) != (GEFORCE in hardware.name)
+        return card.name != model_of(hardware), abs(10 * (major - own_major) + minor - own_minor), is_other_series
+
+    return min(CARDS, key=distance)
+
+
+def note_on_link(hardware: Hardware, link: Link | None) -> str:
+    """Return between what the estimated times of several ranks lie, and by what link; without one, that of the card."""
+    link = link or link_of(cards.CARDS[_similar(hardware)])
+    return (
+        f"world_size: what ranks send goes over {link.name} ({link.gb_per_s:g} GB/s in one direction; --link takes "
+        "another); 80 % of the time that overlapping can save is expected to be saved"
+    )
+
+
+def cost_prior(hardware: Hardware, link: Link | None = None) -> CostPrior:
+    """Return what is known about the costs on a device, with ranks on a link, before anything is measured there.
+
+    Without a link it is what connects such cards in a machine.
+    """
+    costs = rate_costs(hardware, link)
+    work, calls = costs[: -len(CALLS)], costs[-len(CALLS) :]
+    is_known = hardware.kind != "cuda" or CARDS[_similar(hardware)].name == model_of(hardware)
+    deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
+    deviations = [deviation] * len(work) + [CALL_DEVIATION] * len(calls)
+    log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in work), *calls])
+    for place in map(KINDS.index, SENT):
+        log_costs_K[place], deviations[place] = np.log(costs[place] / LINK_EFFICIENCY), LINK_DEVIATION
+    return CostPrior(
+        log_costs_K=log_costs_K,
+        deviations_K=np.array(deviations),
+        residual=RESIDUAL,
+        is_queued=hardware.kind == "cuda",
+    )
+
+
+def rate_costs(hardware: Hardware, link: Link | None = None) -> list[float]:
+    """Return the costs on a device that reaches its rates, by the kinds of step_time, in seconds."""
+    rates = rates_of(hardware)
+    products = rates.float32, rates.tf32, rates.half, rates.half
+    attentions = rates.attention, rates.attention, rates.half_attention, rates.half_attention
+    sent_bytes = rates.sent_bytes if link is None else link.gb_per_s * GIGA
+    amounts = *products, *attentions, rates.moved_bytes, rates.host_bytes, sent_bytes, sent_bytes
+    calls = rates.launch_seconds, PYTHON_CALL_LAUNCHES * rates.launch_seconds
+    return [*(1 / amount for amount in amounts), *calls]
+
+
+@lru_cache
+def measured_rates() -> Rates:
+    """Return what this machine's CPU does in a second, each from the fastest of some repetitions."""
+    left, source = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE), torch.ones(COPY_BYTES // 4)
+    copy, narrow = torch.empty_like(source), left.bfloat16()
+    with torch.random.fork_rng(devices=[]):  # the initial weights draw from the caller's generator
+        layers = nn.Sequential(
+            *(module for _ in range(NUM_LAYERS) for module in (nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()))
+        )
+    inputs = torch.ones(4, 4)
+
+    def train() -> None:
+        layers.zero_grad()
+        layers(inputs).sum().backward()
+
+    heads = torch.ones(1, ATTENTION_HEADS, ATTENTION_LENGTH, ATTENTION_WIDTH)
+    narrow_heads = heads.bfloat16()
+    attention_flops = 4.0 * ATTENTION_HEADS * ATTENTION_LENGTH**2 * ATTENTION_WIDTH  # two products
+
+    def attend(heads: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+
+    flops = 2.0 * PRODUCT_SIZE**3
+    float32 = flops / _fastest(lambda: left @ left)
+    return Rates(
+        float32=float32,
+        tf32=float32,
+        half=flops / _fastest(lambda: narrow @ narrow),
+        attention=attention_flops / _fastest(lambda: attend(heads)),
+        half_attention=attention_flops / _fastest(lambda: attend(narrow_heads)),
+        moved_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
+        host_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
+        sent_bytes=COPY_BYTES / _fastest(lambda: copy.copy_(source)),
+        launch_seconds=_fastest(train) / (NUM_LAYERS * OPERATORS_PER_LAYER),
+    )
+
+
+def _fastest(function: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of several calls."""
+    function()
+    seconds: list[float] = []
+    end = time.perf_counter() + MEASURED_SECONDS
+    while not seconds or time.perf_counter() < end:
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

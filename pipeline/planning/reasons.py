@@ -1,0 +1,80 @@
+"""Why a configuration is recommended: for each of its values, what the configuration without it would need."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.base.units import MIB
+from pipeline.config.settings import written
+from pipeline.memory.breakdown import Breakdown
+from pipeline.planning.plan import PlannedRow
+
+SIZE = "micro_batch_size"
+HEAD = ("lm_head", "loss")
+"""Modules whose tensors are logits and what is computed from them, as transformers and the recorder name them."""
+SMALLEST_SHARE = 0.1
+"""Share of a peak from which on a sentence names the part that saves so much."""
+
+
+def reasons_for(
+    best: PlannedRow, rows: Sequence[PlannedRow], breakdowns: Sequence[Breakdown | None], defaults: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return a sentence for each value of the recommended configuration that is not the default one.
+
+    It says what the peak or the time of training would be with the default value and all else equal. `breakdowns` are
+    those of the rows, where they are known; `defaults` are by dotted name. A configuration that is not among the rows
+    says nothing.
+    """
+    number_of = {tuple(row.choice.items()): number for number, row in enumerate(rows)}
+    own = breakdowns[number_of[tuple(best.choice.items())]]
+    sentences = []
+    for name, value in best.choice.items():
+        other_value = _next_size(best, rows) if name == SIZE else defaults.get(name)
+        number = number_of.get(tuple({**best.choice, name: other_value}.items()))
+        if other_value == value or number is None:
+            continue
+        other = rows[number]
+        what = "" if name == SIZE else _saved(breakdowns[number], own)
+        consequence = _consequence(best, other, what)
+        if consequence:
+            sentences.append(f"{name}={written(value)}: {name}={written(other_value)} {consequence}.")
+    return tuple(sentences)
+
+
+def _next_size(best: PlannedRow, rows: Sequence[PlannedRow]) -> int:
+    """Return the next larger micro-batch size, or that of `best` if there is none."""
+    larger = [row.micro_batch_size for row in rows if row.micro_batch_size > best.micro_batch_size]
+    return min(larger, default=best.micro_batch_size)
+
+
+def _consequence(best: PlannedRow, other: PlannedRow, what: str) -> str:
+    """Return what the other configuration would need that the best one does not."""
+    if not other.fits:
+        return f"would peak at {other.peak_bytes / MIB:,.0f} MiB{what}, which does not fit"
+    slower = 100 * (best.tokens_per_second / other.tokens_per_second - 1)
+    if slower >= 0.5:
+        return f"would take {slower:,.0f} % longer"
+    return f"would peak at {other.peak_bytes / MIB:,.0f} MiB{what}" if other.peak_bytes > best.peak_bytes else ""
+
+
+def _saved(other: Breakdown | None, own: Breakdown | None) -> str:
+    """Return the part of the other configuration in which the best one saves most, with its share of the peak."""
+    if other is None or own is None:
+        return ""
+    parts = _by_part(other)
+    saved = parts - _by_part(own)
+    part = max(saved, key=saved.__getitem__, default=None)
+    if part is None or saved[part] < SMALLEST_SHARE * other.peak_bytes:
+        return ""
+    return f" ({100 * parts[part] / other.peak_bytes:.0f} % of it for {part})"
+
+
+def _by_part(breakdown: Breakdown) -> Counter[str]:
+    """Return the bytes of the logits, of the layers and of all else."""
+    parts = Counter[str]()
+    for module, num_bytes in breakdown.module_bytes.items():
+        names = module.split(".")
+        is_layer = any(name.isdigit() for name in names)
+        part = "the logits" if names[-1] in HEAD else "the layers" if is_layer else f"{module or 'the model'}"
+        parts[part] += num_bytes
+    return parts

@@ -1,0 +1,145 @@
+"""Predicts the memory of commands: each runs once on a simulated card with room, and is kept in the cache folder."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import cache_folder, write_atomically
+from pipeline.base.progress import progress
+from pipeline.config.command import Command
+from pipeline.config.command_template import Template
+from pipeline.memory.device import cores
+from pipeline.prediction.commands.simulation import Verdict, simulate
+from pipeline.prediction.commands.smallest_memory import with_room
+from pipeline.simulation.cards import Card
+from pipeline.simulation.environment import environment, python_of
+from pipeline.simulation.run import Simulate, on_cuda_build
+from pipeline.simulation.torch_build import TorchBuild, find_torch
+
+LAST_LINES = 5
+"""Last lines of a command's output that are said when it fails."""
+LARGEST_FOLDER = 2000
+"""Files of the scripts' folders that are looked at, at most, to tell whether a script has changed."""
+VARIABLES = ("CUDA_", "PYTORCH_", "TORCH_", "NVIDIA_")
+"""How the names of environment variables begin on which memory may depend."""
+ONE_THREAD = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+"""Of a command on the host: as many commands run at a time as there are cores."""
+_NEED_VALUES = set[tuple[str, ...]]()
+"""First words of commands that were seen to need the values of small tensors: they need not run without first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandPrediction:
+    """The memory of a command on a simulated card, of the process that uses most."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    """What it used of the card, its context included."""
+
+    def fits(self, budget_bytes: int) -> bool:
+        """Whether what torch's allocator reserves fits a budget."""
+        return self.peak_reserved_bytes <= budget_bytes
+
+
+Outcome = CommandPrediction | InvalidInputError
+"""A prediction, or why there is none."""
+
+
+def predict_commands(commands: Sequence[Command], card: Card, may_install: bool) -> list[Outcome]:
+    """Return the prediction of each command in their order; as many are simulated at a time as there are cores.
+
+    Raises:
+        InvalidInputError: no simulated card can run the commands.
+
+    """
+    first = on_cuda_build(commands[0].words, may_install)
+    environment(card, python=python_of(first))  # so that one thread alone installs and compiles what all need
+    outcomes = []
+    text = f"simulating {len(commands)} commands on {card.name}"
+    with ThreadPoolExecutor(max(1, len(cores()))) as pool, progress(text, len(commands)) as advance:
+        for outcome in pool.map(partial(_predict, card=card, may_install=may_install), commands):
+            outcomes.append(outcome)
+            advance(1)
+    return outcomes
+
+
+def _predict(command: Command, card: Card, may_install: bool) -> Outcome:
+    build = _build(python_of(on_cuda_build(command.words, may_install)))
+    file = cache_folder() / f"command-{_key(command, build, card)}.json"
+    if file.exists():
+        return CommandPrediction(**json.loads(file.read_text()))
+    folder = Path(tempfile.mkdtemp(prefix="fitproof-"))
+    wanted = Simulate(
+        command=on_cuda_build(command.with_copies(folder), may_install),
+        card=card,
+        num_cards=command.world_size,
+        variables={**ONE_THREAD, **command.environment},
+        time_limit_seconds=command.time_limit,
+    )
+    try:
+        outcome = _simulated(wanted, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if isinstance(outcome, CommandPrediction):
+        write_atomically(file, json.dumps(asdict(outcome)).encode())
+    return outcome
+
+
+def _simulated(wanted: Simulate, folder: Path) -> Outcome:
+    program = tuple(wanted.command[:2])
+    wanted = replace(with_room(wanted), values=program in _NEED_VALUES)
+    try:
+        found = simulate(wanted, folder, lambda _: None, may_need_values=True, finds_smallest=False, is_hidden=True)
+    except InvalidInputError as error:  # it used no card, or reads what it must not
+        return error
+    if found.with_values:
+        _NEED_VALUES.add(program)
+    if found.verdict is not Verdict.FITS or not found.processes:
+        return InvalidInputError(why_not(folder, found.exit_code, found.notes))
+    return CommandPrediction(
+        peak_allocated_bytes=max(one.peak_allocated_bytes for one in found.processes),
+        peak_reserved_bytes=max(one.peak_reserved_bytes for one in found.processes),
+        device_bytes=max(one.device_bytes for one in found.processes),
+    )
+
+
+def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
+    """Return what the command said last, or what limits the simulation."""
+    if not exit_code:
+        return " ".join(notes) or "it ended before its second optimizer step"
+    logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
+    lines = [line for log in logs[-1:] for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join([f"on the simulated card it ended with exit code {exit_code}", *lines[-LAST_LINES:]])
+
+
+def _key(command: Command, build: TorchBuild, card: Card) -> str:
+    """Return a digest of what the memory depends on: the command, its files, its variables, the card and torch."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
+    facts = [
+        *(list(command.words), dict(command.files), dict(command.environment), variables, command.world_size),
+        *(asdict(replace(card, memory_mib=0)), build.version, str(build.folder)),
+        *(Template(command.words).digests, list(_sources(command.words)), str(Path.cwd())),
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@cache
+def _build(python: Path) -> TorchBuild:
+    return find_torch(python)
+
+
+def _sources(words: Sequence[str]) -> Iterable[tuple[str, int, int]]:
+    """Yield name, size and time of the Python files beside the scripts of a command, which they may import."""
+    folders = dict.fromkeys(Path(word).parent for word in words if word.endswith(".py") and Path(word).is_file())
+    files = [file for folder in folders for file in [*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))]]
+    for file in files[:LARGEST_FOLDER]:
+        yield str(file), file.stat().st_size, file.stat().st_mtime_ns

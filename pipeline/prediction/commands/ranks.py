@@ -1,0 +1,88 @@
+"""Simulates a command as each rank of many: the one that needs the most is the answer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.prediction.commands.simulation import RankMemory, Simulation, Verdict, simulate
+from pipeline.simulation.run import Simulate
+
+
+def simulate_ranks(
+    wanted: Simulate,
+    folder: Path,
+    say: Callable[[str], None] = print,
+    *,
+    may_need_values: bool = False,
+    finds_smallest: bool = True,
+    is_hidden: bool = False,
+) -> Simulation:
+    """Simulate the command as each rank, and return what the one needs that needs the most, with all in `ranks`.
+
+    The ranks between two that need the same are taken to be equal to them, and are not run; where two differ, the one
+    in the middle between them runs, and so on. The first rank's output is shown, unless it `is_hidden`.
+
+    Raises:
+        InvalidInputError: the command cannot be started, or uses no card.
+
+    """
+    found: dict[int, Simulation] = {}
+
+    def run(rank: int, hides: bool = True, searches: bool = False) -> Simulation:
+        say(f"running it as rank {rank} of {wanted.world_size}")
+        own = folder / f"rank_{rank}{'_smallest' if searches else ''}"
+        return simulate(
+            replace(wanted, rank=rank),
+            own,
+            say,
+            may_need_values=may_need_values,
+            finds_smallest=searches,
+            is_hidden=hides,
+        )
+
+    last = wanted.world_size - 1
+    found[0] = run(0, hides=is_hidden)
+    for rank in sorted({last // 2, last} - {0}):
+        found[rank] = run(rank)
+    stack = [(0, last // 2), (last // 2, last)]
+    while stack:
+        low, high = stack.pop()
+        if high - low > 1 and _needs(found[low]) != _needs(found[high]):
+            middle = (low + high) // 2
+            found[middle] = run(middle)
+            stack += [(low, middle), (middle, high)]
+    largest = max(sorted(found), key=lambda rank: _order(found[rank]))
+    answer = run(largest, searches=True) if finds_smallest and _has_verdict(found[largest]) else found[largest]
+    own = folder / f"rank_{largest}{'_smallest' if answer is not found[largest] else ''}"
+    for snapshot in own.glob("memory_snapshot_*.pickle"):
+        snapshot.rename(folder / snapshot.name)
+    ran = [max(rank for rank in found if rank <= each) for each in range(wanted.world_size)]
+    return replace(answer, ranks=tuple(_memory(rank, one, found[one]) for rank, one in enumerate(ran)))
+
+
+def _needs(simulation: Simulation) -> tuple[object, ...]:
+    """Return what equal ranks have in common."""
+    largest = simulation.largest
+    peaks = None if largest is None else (largest.peak_allocated_bytes, largest.peak_reserved_bytes)
+    return simulation.verdict, peaks, None if largest is None else largest.device_bytes
+
+
+def _order(simulation: Simulation) -> tuple[bool, int]:
+    """Return by what ranks are ordered: one without a verdict is the answer, for then there is none of all."""
+    return not _has_verdict(simulation), 0 if simulation.largest is None else simulation.largest.device_bytes
+
+
+def _has_verdict(simulation: Simulation) -> bool:
+    return simulation.verdict is not Verdict.NONE
+
+
+def _memory(rank: int, ran: int, simulation: Simulation) -> RankMemory:
+    largest = simulation.largest
+    return RankMemory(
+        rank=rank,
+        ran_as=ran,
+        verdict=simulation.verdict,
+        peak_allocated_bytes=None if largest is None else largest.peak_allocated_bytes,
+        peak_reserved_bytes=None if largest is None else largest.peak_reserved_bytes,
+        device_bytes=None if largest is None else largest.device_bytes,
+    )

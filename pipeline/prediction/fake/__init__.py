@@ -1,0 +1,1 @@
+"""The prediction for a CPU: the step is recorded on fake tensors."""

@@ -1,0 +1,144 @@
+"""Recordings: an Experiment's timeline on fake tensors, as on a CPU."""
+
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from pipeline.base.contracts import Prepared, Trainable
+from pipeline.base.errors import InvalidInputError, first_line, origin
+from pipeline.config.experiment import Experiment
+from pipeline.memory.timeline import Timeline
+from pipeline.prediction.fake.cpu_buffers import cpu_buffers
+from pipeline.prediction.fake.device import simulated
+from pipeline.prediction.fake.eight_bit import quantized_states
+from pipeline.prediction.fake.four_bit import quantize
+from pipeline.prediction.fake.model import leave_out_values
+from pipeline.prediction.fake_batches import RepeatedRow
+from pipeline.training.profiler import record_lifetimes
+from pipeline.training.step import changed_on_host
+
+PREDICTION = Path(__file__).parents[1]
+"""The folder of the replacements for torch's functions, which are left out of error messages."""
+LIBRARIES = Path(sysconfig.get_path("purelib"))
+CPU = torch.device("cpu")
+NO_NUMPY = ".numpy() is not supported for tensor subclasses"
+"""What torch says where a fake tensor is made an array."""
+EXPERTS = ("expert", "moe")
+"""Words in the names that transformers gives to mixtures of experts."""
+EXPERTS_REMEDY = (
+    "; eager routing of experts allocates memory that depends on values: set experts_implementation to grouped_mm in "
+    "the model's config.json"
+)
+
+
+def record(experiment: Experiment, prepared: Prepared, num_rows: int) -> Timeline:
+    """Record all of two optimizer steps with `num_rows` sequences each.
+
+    A model whose code reads values while it builds it is built with them, which are then left out.
+
+    Raises:
+        InvalidInputError: why it cannot be predicted; the steps read the values of tensors, for example.
+
+    """
+    alike = experiment.with_random_weights(str(CPU))
+    try:
+        try:
+            return _record(alike, prepared, num_rows)
+        except _NeedsValuesError as error:
+            without = str(error)  # outside of this clause the half-built model is freed
+        name, seed = experiment.settings.model, experiment.settings.seed
+        built = alike.model.built_with_values(name, prepared.vocabulary_size, without, seed)
+        return _record(alike, prepared, num_rows, built)
+    except InvalidInputError:
+        raise
+    except Exception as error:  # whatever a model or a technique raises without values
+        raise InvalidInputError(why_not_recorded(error)) from error
+
+
+class _NeedsValuesError(Exception):
+    """A model cannot be built on fake tensors; the message says why."""
+
+
+def _record(experiment: Experiment, prepared: Prepared, num_rows: int, built: Trainable | None = None) -> Timeline:
+    """Record the steps of a model, which is built on fake tensors unless it is given with values.
+
+    Raises:
+        _NeedsValuesError: it cannot be built on fake tensors.
+
+    """
+
+    def build(experiment: Experiment, prepared: Prepared) -> Trainable:
+        trainable = built or _fake_model(experiment, prepared)
+        if built is not None:
+            leave_out_values(built.module, CPU)
+        changed_on_host(experiment, trainable)
+        quantize(trainable.module)
+        return trainable
+
+    rows = RepeatedRow(prepared.train, CPU, num_rows)
+    has_documents = "position_ids" in prepared.train.batch([0])
+    with (
+        _threads(experiment.num_threads),
+        quantized_states(experiment),
+        simulated(has_documents=has_documents) as mode,
+    ):
+        example = replace(prepared, train=rows)
+        return record_lifetimes(experiment, example, build=build, inside_of=cpu_buffers, run=mode.run)
+
+
+def _fake_model(experiment: Experiment, prepared: Prepared) -> Trainable:
+    try:
+        return experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    except Exception as error:  # of the model's code: with values it may be built, or raise what the user is to see
+        raise _NeedsValuesError(why_not_recorded(origin(error))) from error
+
+
+@contextmanager
+def _threads(num_threads: int | None) -> Iterator[None]:
+    """Let torch compute with so many threads, on which the memory of some of a CPU's operators depends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def why_not_recorded(error: BaseException) -> str:
+    """Return why a step cannot run on fake tensors, with the line that reads a value or raises the error."""
+    place = _place(error)
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException) or NO_NUMPY in str(error):
+        reason = f"{place or 'the step'} reads a value, and a prediction runs the step on tensors without values"
+        is_of_experts = "transformers/models/" in str(place) and any(word in str(place).lower() for word in EXPERTS)
+        return reason + (EXPERTS_REMEDY if is_of_experts else "")
+    where = f" in {place}" if place else ""
+    return f"on tensors without values the step raises {type(error).__name__}{where}: {first_line(error)}"
+
+
+def _place(error: BaseException) -> str | None:
+    """Return the method of a module that was running, else the function, with its file and line.
+
+    Those of torch and of the prediction itself are left out.
+    """
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if "/torch/" not in frame.f_code.co_filename
+        and frame.f_code.co_name[:2] != "__"
+        and not Path(frame.f_code.co_filename).is_relative_to(PREDICTION)
+    ]
+    if not frames:
+        return None
+    of_modules = [(frame, line) for frame, line in frames if isinstance(frame.f_locals.get("self"), nn.Module)]
+    frame, line = (of_modules or frames)[-1]
+    file = Path(frame.f_code.co_filename)
+    folder = next((one for one in (Path.cwd(), LIBRARIES) if file.is_relative_to(one)), None)
+    name = frame.f_code.co_qualname.rpartition("<locals>.")[2]
+    return f"{name} ({file.relative_to(folder) if folder else file}:{line})"

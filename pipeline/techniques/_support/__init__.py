@@ -1,0 +1,1 @@
+"""What techniques are made of."""
