@@ -230,10 +230,9 @@ def markdown(rows: Sequence[Sequence[str]], loads: Sequence[float]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), *rows)]
     return (
         f"# Searches of commands beside exhaustive runs, {datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}\n\n"
-        f"{conditions}; {torch.get_num_threads()} thread; load average {min(loads):.1f} to {max(loads):.1f}, as others "
-        f"used the machine. Effective batch {EFFECTIVE_BATCH_SIZE}; {NUM_STEPS} steps a run, of which "
-        f"{NUM_WARMUP_STEPS} are not timed. The time of a configuration is the median step of its least disturbed "
-        "run.\n\n" + "\n".join(lines) + "\n"
+        f"{conditions}; {torch.get_num_threads()} thread; load average {min(loads):.1f} to {max(loads):.1f}. "
+        f"Effective batch {EFFECTIVE_BATCH_SIZE}; {NUM_STEPS} steps a run, of which {NUM_WARMUP_STEPS} are not timed. "
+        "The time of a configuration is the median step of its least disturbed run.\n\n" + "\n".join(lines) + "\n"
     )
 
 
