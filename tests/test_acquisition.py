@@ -22,10 +22,10 @@ from pipeline.searching import memory_model, time_model
 from pipeline.searching.acquisition import REPEATED_GAPS, Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import LEARNING_RATE, Gaussian, indicators, leave_one_out_residuals
-from pipeline.searching.judge import CONSTRAINT, OUTCOME
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.sampler import NothingLeftError, PredictiveSampler
 from pipeline.searching.trial_length import TrialLength
+from pipeline.searching.trial_record import CONSTRAINT, OUTCOME
 from pipeline.training.metrics import median_interval
 
 BATCH, TOKENS = 32, 100

@@ -16,8 +16,8 @@ from pipeline.searching import memory_model
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import Gaussian
-from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND
 from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND
 
 LARGE = max(range(len(CANDIDATES)), key=lambda number: CANDIDATES[number].predicted_bytes or 0)
 PEAK = CANDIDATES[LARGE].predicted_bytes or 0

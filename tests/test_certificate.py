@@ -3,7 +3,15 @@
 import re
 from dataclasses import replace
 
-from pipeline.searching.certificate import NOT_PREDICTED, NOT_TRIED, SLOWER, UNFIT, Certificate, Unmeasured
+from pipeline.searching.certificate import (
+    EXPECTED_UNFIT,
+    NOT_PREDICTED,
+    NOT_TRIED,
+    SLOWER,
+    UNFIT,
+    Certificate,
+    Unmeasured,
+)
 
 
 def unmeasured(reason: str) -> Unmeasured:
@@ -27,7 +35,7 @@ PROVEN = Certificate(
 
 def counted(certificate: Certificate) -> int:
     """Return how many configurations a certificate speaks of, one by one."""
-    return sum(map(int, re.findall(r"(\d+) (?:measured|do|does|are|is|not)\b", certificate.summary)))
+    return sum(map(int, re.findall(r"(\d+) (?:measured|do|does|are|is|not|expected)\b", certificate.summary)))
 
 
 def test_a_proof_counts_every_configuration_once() -> None:
@@ -56,6 +64,12 @@ def test_what_is_not_predicted_is_neither_unfit_nor_slower() -> None:
     nothing = replace(PROVEN, unmeasured=(unmeasured(NOT_PREDICTED),) * 7)
     assert nothing.summary.endswith("3 measured, 7 not predicted")
     assert counted(unknown) == counted(nothing) == 10
+
+
+def test_what_is_expected_not_to_fit_is_counted_apart_from_what_is_predicted_not_to() -> None:
+    expected = replace(PROVEN, unmeasured=(*[unmeasured(UNFIT)] * 2, *[unmeasured(EXPECTED_UNFIT)] * 5))
+    assert expected.summary.endswith("3 measured, by prediction 2 do not fit, 5 expected not to fit")
+    assert counted(expected) == 10
 
 
 def test_the_noise_of_measurements_is_named_where_it_limits_the_bound() -> None:

@@ -19,13 +19,12 @@ from pipeline.jobs.search import _findings
 from pipeline.jobs.session_clock import SessionClock
 from pipeline.runtime.observer import Observer
 from pipeline.searching import loop
-from pipeline.searching.judge import judge
 from pipeline.searching.loop import Search, SearchObserver, findings_of, run_trials, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import Proposal
 from pipeline.searching.results import Measurement, Trial, label, speeds
 from pipeline.searching.study import Queued, StoredStudy
-from pipeline.searching.trial_record import Judged
+from pipeline.searching.trial_record import Judged, judge
 
 SIZES = (1, 2, 4)
 

@@ -26,7 +26,6 @@ from pipeline.runtime.run import execute
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.certificate import REPEATED_GAPS
-from pipeline.searching.judge import CONSTRAINT
 from pipeline.searching.loop import Search, SearchObserver
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer, Proposal
@@ -34,6 +33,7 @@ from pipeline.searching.results import Measurement, Trial, label
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.storage import open_storage
 from pipeline.searching.study import StoredStudy
+from pipeline.searching.trial_record import CONSTRAINT
 from pipeline.searching.workers import Workers, run_trials_with
 
 pytestmark = pytest.mark.slow

@@ -25,9 +25,9 @@ from test_acquisition import (
 
 from pipeline.base.units import MIB
 from pipeline.searching.acquisition import MOST_UNFIT, Acquisition, Rules, evaluate
-from pipeline.searching.judge import CONSTRAINT
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.trial_record import CONSTRAINT
 
 RULES = Rules(budget_bytes=200 * MIB)
 NUMBERS = st.lists(st.sampled_from(range(len(CANDIDATES))), max_size=16, unique=True)

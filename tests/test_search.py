@@ -31,7 +31,6 @@ from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_pl
 from pipeline.runtime.ownership import is_gone, this_process
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.judge import Verdict, attempted_bytes, judge
 from pipeline.searching.loop import findings_of, trials_of
 from pipeline.searching.optuna_samplers import SAMPLERS, baseline_choices, choose, next_baseline
 from pipeline.searching.problem import SearchProblem, make_problem
@@ -48,7 +47,7 @@ from pipeline.searching.results import (
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import Queued, StoredStudy
-from pipeline.searching.trial_record import Judged
+from pipeline.searching.trial_record import Judged, Verdict, attempted_bytes, judge
 
 SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}

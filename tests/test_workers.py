@@ -25,9 +25,8 @@ from pipeline.base.units import MIB
 from pipeline.config.space import Space
 from pipeline.memory.device import cores
 from pipeline.runtime.placement import ANYWHERE, Placement, placements
-from pipeline.searching.judge import judge
 from pipeline.searching.study import Queued, StoredStudy
-from pipeline.searching.trial_record import Judged
+from pipeline.searching.trial_record import Judged, judge
 from pipeline.tracking.lost import end_lost
 
 TIMEOUT = 6

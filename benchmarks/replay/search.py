@@ -16,12 +16,12 @@ from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, may_fit
 from pipeline.searching.certificate import stated
 from pipeline.searching.expected import expectation_of
-from pipeline.searching.judge import CONSTRAINT
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.optuna_samplers import choose, distributions_of
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
+from pipeline.searching.trial_record import CONSTRAINT
 from replay.table import WARMUP_STEPS, Entry, Run, read
 
 NUM_TRIALS = int(SearchSettings.model_fields["num_trials"].default)

@@ -11,7 +11,7 @@ import altair as alt
 from pipeline.base.units import MIB
 from pipeline.report.curves import ALL
 from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, short
-from pipeline.searching.certificate import UNFIT, Unmeasured
+from pipeline.searching.certificate import Unmeasured
 from pipeline.searching.results import (
     SearchFindings,
     Trial,
@@ -124,7 +124,7 @@ def _unmeasured(one: Unmeasured, peak_bytes: int, speed: float, findings: Search
         speed=speed,
         slow=speed / factor,
         fast=speed * factor,
-        kind=REFUSED if one.reason == UNFIT else PREDICTED,
+        kind=REFUSED if one.is_unfit else PREDICTED,
         about="\n".join([label(one.choice), *lines]),
         chance=chance,
     )

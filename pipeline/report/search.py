@@ -16,7 +16,7 @@ from pipeline.report.plot import mib_text
 from pipeline.report.table import Form, Table
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.report.verification_plots import losses_plots, reserved_plots
-from pipeline.searching.certificate import REPEATED_GAPS, UNFIT, Certificate
+from pipeline.searching.certificate import REPEATED_GAPS, Certificate
 from pipeline.searching.results import (
     Measurement,
     SearchFindings,
@@ -270,7 +270,7 @@ def _counts_for(run: Trial | Measurement, labelled: Mapping[str, Trial | None]) 
 
 def unmeasured_table(certificate: Certificate) -> Table:
     """Return the configurations that were not measured and the reasons: those that may fit, then the fastest first."""
-    ordered = sorted(certificate.unmeasured, key=lambda one: (one.reason == UNFIT, one.predicted_seconds_per_step or 0))
+    ordered = sorted(certificate.unmeasured, key=lambda one: (one.is_unfit, one.predicted_seconds_per_step or 0))
     shown, has_causes = columns(one.choice for one in ordered), any(one.cause for one in ordered)
     lines = [
         {

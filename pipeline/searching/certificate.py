@@ -9,7 +9,9 @@ from typing import Any
 NOT_PREDICTED = "not predicted"
 """Nothing is known of its memory and its work but what measured configurations show."""
 UNFIT = "does not fit"
-"""By its prediction, corrected by the measured ones, or by what is expected of it by the predictions of others."""
+"""By its prediction, corrected by the measured ones."""
+EXPECTED_UNFIT = "expected not to fit"
+"""By what the predictions of others, corrected by the measured ones, let expect of it."""
 SLOWER = "slower"
 """It is not likely to be faster than the answer by more than the setting `gap`."""
 NOT_TRIED = "not tried yet"
@@ -40,7 +42,7 @@ class Unmeasured:
     """None if it is not predicted, or was not yet: what is expected of it by others was enough."""
     predicted_seconds_per_step: float | None
     reason: str
-    """One of NOT_PREDICTED, UNFIT, SLOWER and NOT_TRIED."""
+    """One of NOT_PREDICTED, UNFIT, EXPECTED_UNFIT, SLOWER and NOT_TRIED."""
     cause: str | None = None
     """Why it is not predicted; None if it is."""
     predicted_deviation: float | None = None
@@ -49,6 +51,11 @@ class Unmeasured:
     """None if no time model predicts it, as the next."""
     probability_of_improvement: float | None = None
     """Probability with which it is faster than the answer."""
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether it does not fit, by its prediction or by those of others."""
+        return self.reason in (UNFIT, EXPECTED_UNFIT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +117,7 @@ class Certificate:
         slower = f"{num[SLOWER]} {'is' if num[SLOWER] == 1 else 'are'} slower"
         predicted = [text for reason, text in ((UNFIT, unfit), (SLOWER, slower)) if num[reason]]
         parts = [f"by prediction {' and '.join(predicted)}"] if predicted else []
-        parts += [f"{num[reason]} {reason}" for reason in (NOT_TRIED, NOT_PREDICTED) if num[reason]]
+        parts += [f"{num[reason]} {reason}" for reason in (EXPECTED_UNFIT, NOT_TRIED, NOT_PREDICTED) if num[reason]]
         return "".join(f", {part}" for part in parts)
 
     @property

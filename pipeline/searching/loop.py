@@ -20,7 +20,6 @@ from pipeline.runtime.run import Execute, Summarize, execute, run
 from pipeline.runtime.run_folder import folder_name
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.interface import Problem
-from pipeline.searching.judge import CONSTRAINT, OUTCOME, judge, peak_bytes
 from pipeline.searching.proposals import Proposal, Proposer
 from pipeline.searching.results import (
     Measurement,
@@ -33,7 +32,7 @@ from pipeline.searching.results import (
 )
 from pipeline.searching.study import Queued, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
-from pipeline.searching.trial_record import DETAIL, METRICS, Judged
+from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME, Judged, judge, peak_bytes
 from pipeline.searching.verification import Measured, StopAfter, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary

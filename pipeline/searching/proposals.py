@@ -7,7 +7,16 @@ from typing import Protocol
 
 from pipeline.config.space import Choice
 from pipeline.searching.acquisition import CONFIDENCE, Acquisition
-from pipeline.searching.certificate import NOT_PREDICTED, NOT_TRIED, SLOWER, UNFIT, Certificate, Unmeasured, stated
+from pipeline.searching.certificate import (
+    EXPECTED_UNFIT,
+    NOT_PREDICTED,
+    NOT_TRIED,
+    SLOWER,
+    UNFIT,
+    Certificate,
+    Unmeasured,
+    stated,
+)
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import choose, next_baseline
 from pipeline.searching.results import Measurement, Trial, one_per_configuration
@@ -168,11 +177,12 @@ class PredictiveProposer:
             )
         remaining = acquisition.remaining_improvement
         is_proven = acquisition.is_adequate and remaining is not None and remaining <= self._problem.settings.gap
+        unfit = EXPECTED_UNFIT if candidate.is_expected else UNFIT
         return Unmeasured(
             choice=candidate.choice,
             predicted_peak_bytes=None if candidate.is_expected else candidate.predicted_bytes,
             predicted_seconds_per_step=None if seconds is None else float(seconds[number]),
-            reason=UNFIT if number not in acquisition.possible else SLOWER if is_proven else NOT_TRIED,
+            reason=unfit if number not in acquisition.possible else SLOWER if is_proven else NOT_TRIED,
         )
 
 

@@ -19,10 +19,9 @@ from pipeline.config.space import Choice
 from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.expected import with_expectations
-from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.results import TOO_LARGE, Measurement
-from pipeline.searching.trial_record import REPEAT, is_known
+from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND, OUTCOME, REPEAT, is_known
 
 Predict = Callable[[Sequence[Choice]], Sequence[Candidate]]
 """Returns the predictions of configurations, in their order."""

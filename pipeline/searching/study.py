@@ -25,14 +25,13 @@ from pipeline.config.space import Choice, Space
 from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run import WorkerLostError
 from pipeline.searching.acquisition import Acquisition
-from pipeline.searching.judge import OUTCOME
 from pipeline.searching.optuna_samplers import distributions_of
 from pipeline.searching.results import Measurement
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
-from pipeline.searching.trial_record import DETAIL, METRICS, REPEAT, Judged, TrialRecord, is_known
+from pipeline.searching.trial_record import DETAIL, METRICS, OUTCOME, REPEAT, Judged, TrialRecord, is_known
 
 IDENTITY, KEY, WORKER = "identity", "key", "worker"
 """Attributes of a study, what distinguishes it from those of its name elsewhere, and of a trial that was taken."""

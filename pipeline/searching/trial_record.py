@@ -1,5 +1,6 @@
-"""What a study stores of a trial that was measured."""
+"""How the run of a trial is judged, and what the study stores of it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,8 +8,17 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome, Result
-from pipeline.searching.judge import CONSTRAINT, LOWER_BOUND, OUTCOME, Verdict
+from pipeline.base.units import MIB
+from pipeline.training.metrics import limited_peak_mib, speed_in
 
+CONSTRAINT = "bytes_over_budget"
+"""Name of the constraint: bytes by which a trial exceeded its budget, at most zero within it."""
+OUTCOME = "outcome"
+"""Attribute of a trial: how its run ended."""
+LOWER_BOUND = "is_lower_bound"
+"""Attribute of a trial: whether its constraint is a lower bound, because it ran out of memory before its peak."""
+UNIT_BYTES = {"bytes": 1, "MiB": 2**20, "GiB": 2**30}
+ATTEMPT = re.compile(rf"[Tt]ried to allocate (?P<number>[\d.]+) (?P<unit>{'|'.join(UNIT_BYTES)})")
 DETAIL, METRICS = "detail", "metrics"
 """User attributes of a trial: why it did not complete, and its summary metrics."""
 REPEAT = "is_repeat"
@@ -17,6 +27,20 @@ COMPARED_METRICS = ("peak_allocated_mib", "peak_reserved_mib", "seconds_per_step
 """Metrics that are attributes of their own, since Optuna's dashboard plots only attributes that are numbers."""
 MOST_INTERMEDIATE_VALUES = 8
 """Optimizer steps of a trial whose speed is stored, at most: each takes about 16 ms in SQLite."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The state, value and constraint with which a trial is stored."""
+
+    state: TrialState
+    tokens_per_second: float | None
+    peak_bytes: int | None
+    violation_bytes: float | None
+    """Bytes over the budget, negative within it; None if the run failed for another reason than memory."""
+    is_lower_bound: bool
+    """Whether the violation is a lower bound: the trial ran out of memory before its peak."""
+
 
 Judged = tuple[Verdict, Result, Mapping[str, float]]
 """How a run is judged, its result, and its summary metrics."""
@@ -66,3 +90,29 @@ def is_known(trial: FrozenTrial) -> bool:
     is_whole = METRICS in trial.user_attrs and outcome is not Outcome.INTERRUPTED
     is_closed_by_another = outcome.completed and trial.state is TrialState.FAIL
     return trial.state.is_finished() and is_whole and not is_closed_by_another
+
+
+def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int) -> Verdict:
+    """Return the verdict on a run; its peak is the reserved bytes on CUDA and the allocated ones on a CPU.
+
+    Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from pruned trials and not from failed ones.
+    """
+    peak = peak_bytes(metrics)
+    if result.outcome.completed and peak is not None:
+        return Verdict(TrialState.COMPLETE, speed_in(metrics), peak, float(peak - budget_bytes), False)
+    if result.outcome is Outcome.OUT_OF_MEMORY:
+        attempted = attempted_bytes(result.detail or "")
+        return Verdict(TrialState.PRUNED, None, peak, float(max(1, (peak or 0) + attempted - budget_bytes)), True)
+    return Verdict(TrialState.FAIL, None, peak, None, False)
+
+
+def peak_bytes(metrics: Mapping[str, float]) -> int | None:
+    """Return the peak that the budget limits."""
+    peak = limited_peak_mib(metrics)
+    return None if peak is None else round(peak * MIB)
+
+
+def attempted_bytes(text: str) -> int:
+    """Return the size of the allocation that an out-of-memory message names, 0 if it names none."""
+    match = ATTEMPT.search(text)
+    return int(float(match["number"]) * UNIT_BYTES[match["unit"]]) if match else 0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pipeline.base.results import Outcome, Result
 from pipeline.config.space import Choice, size_of
 from pipeline.searching.interface import Problem
-from pipeline.searching.judge import peak_bytes
 from pipeline.searching.results import Measurement, Trial, Verification, label, one_per_configuration, speed_of, speeds
+from pipeline.searching.trial_record import peak_bytes
 from pipeline.training.metrics import against_baseline, speed_in
 from pipeline.training.timing import is_slowed, mean_speed
 
