@@ -4,8 +4,10 @@ import csv
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,6 +27,8 @@ from pipeline.runtime.run import execute
 from pipeline.searching.acquisition import Rules, evaluate
 from pipeline.searching.candidates import Candidate, make_candidates
 from pipeline.searching.measurements import Measurements
+from pipeline.searching.proposals import PredictiveProposer
+from pipeline.searching.sampler import PredictiveSampler
 
 CPU = hardware_of(torch.device("cpu"))
 MODEL = """
@@ -247,3 +251,14 @@ def test_the_peaks_of_what_is_not_predicted_are_learned_from_those_measured() ->
     assert evaluate(UNKNOWN, measured({0: 50.0}), RULES).feasible >= {0, 1, 2, 3}
     large = evaluate(UNKNOWN, measured({0: 900.0, 2: 1600.0}, over=frozenset({2})), RULES)
     assert 6 not in large.possible and large.probability_of_fit[6] == 0.0  # as the largest of the same policy
+
+
+def test_what_cannot_be_predicted_later_in_a_search_is_noted_too() -> None:
+    later = [replace(one, is_expected=True, not_predicted=None) for one in UNKNOWN]
+    sampler = PredictiveSampler(later, RULES, lambda choices: UNKNOWN[: len(choices)])
+    proposer = PredictiveProposer(cast(Any, None), cast(Any, None), sampler)
+    assert proposer.notes == ()
+    sampler.predict([0])
+    assert proposer.notes == ("1 of 1 configurations is not predicted: it reads a value",)
+    sampler.predict([0, 1, 2])
+    assert proposer.notes == ("3 of 3 configurations are not predicted: it reads a value",)

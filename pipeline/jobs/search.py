@@ -63,14 +63,14 @@ def _predict_and_measure(
     clock.end(PREDICTING)
     notes = not_predicted_notes(sampler.candidates) if sampler else ()
     say_notes(console, notes)
-    problem = replace(problem, notes=(*problem.notes, *notes))
     interrupt_on_signal()
-    return _measure(problem, sampler, workers, clock, console)
+    return _measure(problem, sampler, (*problem.notes, *notes), workers, clock, console)
 
 
 def _measure(
     problem: Problem,
     sampler: PredictiveSampler | None,
+    said: Sequence[str],
     workers: Workers,
     clock: SessionClock,
     console: Console,
@@ -100,7 +100,7 @@ def _measure(
             is_whole = True
         finally:
             interrupted = None if is_whole else f"{len(one.trials)} of at most {total} trials"
-            findings = _report(one, clock, interrupted, job, console)
+            findings = _report(one, clock, interrupted, said, job, console)
         return findings
 
     with open_job("search", subject, problem.output) as job, study.storage_errors():
@@ -118,15 +118,15 @@ def _findings(search: Search, trials: Sequence[Trial], clock: SessionClock) -> S
     """Return the findings of these trials and of the verifications so far."""
     certificate = search.proposer.certificate(trials, search.extra)
     found = findings_of(search.problem, trials, certificate, search.verification, search.extra)
-    return replace(found, seconds=clock.seconds)
+    return replace(found, notes=(*found.notes, *search.proposer.notes), seconds=clock.seconds)
 
 
 def _report(
-    search: Search, clock: SessionClock, interrupted: str | None, job: Any, console: Console
+    search: Search, clock: SessionClock, interrupted: str | None, said: Sequence[str], job: Any, console: Console
 ) -> SearchFindings | None:
     """Print and log what was found, and write the answer as files; return None if nothing was measured.
 
-    `interrupted` says how far a search came that was interrupted.
+    `interrupted` says how far a search came that was interrupted; `said` has the notes that were printed before.
     """
     from pipeline.jobs.publish import publish
     from pipeline.report.search import trials_frame
@@ -139,5 +139,5 @@ def _report(
     if best is not None:
         findings = write_answer(problem, dict(best.choice), findings, job)
     csv = {"trials.csv": trials_frame(trials).to_csv(index=False)}
-    publish(findings, csv, job, console, said=problem.notes)
+    publish(findings, csv, job, console, said=said)
     return findings

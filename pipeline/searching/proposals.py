@@ -7,6 +7,7 @@ from typing import Protocol
 
 from pipeline.config.space import Choice
 from pipeline.searching.acquisition import CONFIDENCE, Acquisition
+from pipeline.searching.candidates import not_predicted_notes
 from pipeline.searching.certificate import (
     EXPECTED_UNFIT,
     NOT_PREDICTED,
@@ -55,6 +56,10 @@ class Proposer(Protocol):
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate | None:
         """Return the certificate of the answer; None if the sampler states no bound."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many configurations could not be predicted so far, a sentence for each cause."""
+
 
 class OptunaProposer:
     """Proposes the baselines by bisection, then what one of Optuna's samplers proposes."""
@@ -89,6 +94,11 @@ class OptunaProposer:
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
         """Return None: Optuna's samplers give no bound."""
         return
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: Optuna's samplers predict nothing."""
+        return ()
 
 
 class PredictiveProposer:
@@ -153,6 +163,11 @@ class PredictiveProposer:
             is_of_front=self._problem.settings.objectives == "pareto",
             noise=acquisition.posterior.noise if acquisition.is_adequate else None,
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many configurations could not be predicted so far, a sentence for each cause."""
+        return not_predicted_notes(self._sampler.candidates)
 
     def _by_tpe(self, acquisition: Acquisition, extra: Sequence[Measurement]) -> Proposal | None:
         problem, study, sampler = self._problem, self._study, self._sampler
