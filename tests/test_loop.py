@@ -51,6 +51,10 @@ class ListedProposer:
     def certificate(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
         return None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
 
 @dataclass(frozen=True)
 class MadeUpSearch(Search):
