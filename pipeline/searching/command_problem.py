@@ -321,6 +321,7 @@ def _unpredicted(choice: Choice, command: Command) -> Candidate:
         update_work=UPDATE_WORK,
         predicted_bytes=None,
         is_expected=True,
+        untraced=frozenset(choice.keys() - {MICRO_BATCH}),
         fits=may_fit,
     )
 

@@ -53,6 +53,13 @@ class Effects:
         """Return the covariance of the effects on a few candidates likewise."""
         return (self.features_NR * self.variances(residual)) @ self.features_NR.T + np.diag(self.own(residual))
 
+    def untraced_part(self, values_K: Vector, residual: float, noise: float) -> Vector:
+        """Return what of values on a few candidates the effects of untraced values explain: their expectation."""
+        whole_KK = self.covariance(residual) + noise**2 * np.eye(len(values_K))
+        of_untraced_KK = (self.features_NR * self.untraced_R) @ self.features_NR.T
+        expected_K: Vector = of_untraced_KK @ np.linalg.solve(whole_KK, values_K)
+        return expected_K
+
 
 def effects_of(candidates: Sequence[Candidate]) -> Effects:
     """Return the effects that all candidates share, and those of each value of each dimension but the micro-batch."""

@@ -163,7 +163,8 @@ class TimeFit:
     posterior: GaussianMixture
     """Of the logarithm of the seconds per token of each candidate."""
     residual_rms: float
-    """Root mean square residual of the fitted model, as a fraction; 0 if nothing is measured."""
+    """Root mean square residual of the fitted model, without what untraced values explain, as a fraction; 0 if nothing
+    is measured."""
     leave_one_out: Mapping[int, Residual]
     """Residual of each measured candidate when it is predicted from the others, and its standard deviation; positive
     where it was slower than predicted."""
@@ -189,6 +190,7 @@ def fit(candidates: Sequence[Candidate], runs: Runs, kind: str) -> TimeFit:
         for residual in RESIDUALS
     ]
     residual_K = values_K - fitted_N[known]
+    residual_K = residual_K - effects.at(known).untraced_part(residual_K, FIT_RESIDUAL, FIT_NOISE)
     rms = float(np.sqrt(np.mean(residual_K**2))) if known else 0.0
     posterior = GaussianMixture.posterior(priors, NOISES, runs)
     return TimeFit(posterior, rms, leave_one_out_residuals(priors, NOISES, runs))
