@@ -141,13 +141,12 @@ def run_command(
     )
     output = None if log is None else log.open("wb")
     try:
-        process = subprocess.Popen(  # what cannot be seen asking must not wait for an answer at the terminal
+        process = subprocess.Popen(  # where nobody sees what it asks, input() is not to wait
             wanted.command,
             env={**base, **card},
             stdin=None if output is None else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=output is not None,
         )
         latest = math.inf if end is None else end + GRACE_SECONDS
         exit_code = _wait(
