@@ -18,6 +18,7 @@ from fitproof import simulate
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.cli import main
+from pipeline.config.command import NO_TERMINAL
 from pipeline.config.command_template import Template
 from pipeline.config.patched_file import read_patched_file
 from pipeline.report.findings import read_findings
@@ -333,6 +334,13 @@ def test_a_card_decides_what_fits_and_this_machine_what_is_fast(
     simulated = simulate(command=command, gpu="t4").largest
     assert simulated is not None and row.peak_bytes == simulated.peak_reserved_bytes
     assert row.metrics["peak_cpu_allocated_mib"] > 0 and "memory is that of a simulated Tesla T4" in printed
+
+
+@needs_cuda_build
+def test_a_script_that_asks_on_a_card_ends_with_the_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "asks.py").write_text("import torch\ninput()\n")
+    assert search("asks.py", *BATCH, own=("--gpu", "t4")) == 2
+    assert NO_TERMINAL in " ".join(capsys.readouterr().err.split())
 
 
 def problem(command: str, **others: Any) -> CommandProblem:

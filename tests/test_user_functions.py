@@ -199,6 +199,28 @@ def test_layers_may_be_leaves_or_absent(code: Path, tmp_path: Path, monkeypatch:
     )
 
 
+RECURRENT = """
+from torch import nn
+class Recurrent(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.embedding, self.lstm, self.head = nn.Embedding(size, 32), nn.LSTM(32, 64, 2), nn.LazyLinear(size)
+    def forward(self, ids):
+        return self.head(self.lstm(self.embedding(ids))[0])
+def build(size):
+    return Recurrent(size)
+"""
+
+
+def test_lazy_layers_get_shapes_and_what_an_lstm_keeps_is_predicted(code: Path, tmp_path: Path) -> None:
+    code.write_text(RECURRENT)
+    experiment = tiny(model="own_code:build")
+    result = execute(experiment, tmp_path / "log.txt")
+    assert result.outcome is Outcome.OK and result.memory is not None, result.detail
+    predicted = predict(experiment, hardware_of(torch.device("cpu"))).peak_allocated_bytes
+    assert predicted == pytest.approx(result.memory.peak_allocated_bytes, rel=0.001)
+
+
 def test_weights_of_another_type_are_said(code: Path) -> None:
     code.write_text(LEAVES.replace("NUM", "3").replace("TYPE", ".bfloat16()"))
     experiment = tiny(model="own_code:build")
@@ -250,6 +272,14 @@ WRONG: list[tuple[str, str, str]] = [
         "model",
         WORKS.replace("self.embedding(ids)", "self.embedding(ids)[:, -1:]"),
         "and returns a tensor [2, 1, 300] of float32 for input_ids [2, 3]; return those, or a Trainable",
+    ),
+    (
+        "model",
+        "from torch import nn\ndef build(size):\n"
+        "    model = nn.Sequential(nn.Embedding(size, 4), nn.LazyLinear(size))\n"
+        "    model[0].spare = nn.LazyLinear(4)\n    return model",
+        "the parameters of own_code:build must have a shape, and those of its lazy layers have none: a call with "
+        "input_ids [2, 3] does not reach all of them; call the model once in the function",
     ),
     ("corpus", "def build(request): return 'text'", "own_code:build must return texts, one a document"),
     ("corpus", "def build(request): return [1, 2]", "and returns a list with a int; return a list of str"),

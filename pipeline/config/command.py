@@ -14,6 +14,10 @@ from pipeline.config.space import Value
 MICRO_BATCH, ACCUMULATION, WORLD_SIZE = "micro_batch_size", "accumulation_steps", "world_size"
 EFFECTIVE_BATCH = "effective_batch_size"
 """Names of what follows from the effective batch, in params and as placeholders."""
+NO_TERMINAL = (
+    "a run has no terminal to read from: give what the script asks for as an option, in a file or as a variable"
+)
+"""The remedy for a script that asks, as by input() or getpass."""
 
 
 @dataclass(frozen=True, kw_only=True)

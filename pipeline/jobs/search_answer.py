@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.errors import first_line
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.files import write_atomically
 from pipeline.config.command import Command
 from pipeline.config.experiment import Experiment
@@ -37,7 +37,8 @@ def _write_experiment(experiment: Experiment, findings: SearchFindings, job: Any
         files = export_files(experiment)
     except Exception as error:  # whatever a technique's export() raises
         files = {}
-        notes.append(f"the answer cannot be exported: {type(error).__name__}: {first_line(error)}")
+        kind = "" if isinstance(error, InvalidInputError) else f"{type(error).__name__}: "
+        notes.append(f"the answer cannot be exported: {kind}{first_line(error)}")
     for name, content in files.items():
         job.file(f"handover/{name}", content, "handover")
     return replace(findings, notes=(*findings.notes, *notes))

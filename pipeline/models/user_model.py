@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pipeline.base.contracts import Batch, Description, Model, Prepared, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.user_functions import call, digest, is_function_name
+from pipeline.base.user_functions import call, digest, is_function_name, user_code_error
 from pipeline.models._support.heads import head_of, token_loss, why_inseparable
 from pipeline.models._support.transformers_models import position_limit
 
@@ -83,12 +84,16 @@ class UserModel(Model):
         """Return the function's model with its layers and its loss."""
         built = call(name, vocabulary_size)
         if isinstance(built, Trainable):
+            if _is_lazy(built.module):
+                raise _lazy_error(name, "that of a Trainable is given no input here")
             return built
         if not isinstance(built, nn.Module):
             raise InvalidInputError(
                 f"{name} must return a torch.nn.Module (or a Trainable), and returns {type(built).__name__}; "
                 "return the model itself"
             )
+        if _is_lazy(built):
+            _give_shapes(name, built)
         head, layers = head_of(built, _logits), self._layers(name, built)
         return Trainable(module=built.train(), layers=layers, loss=_token_loss, head=head)
 
@@ -136,6 +141,28 @@ def _lists(module: nn.Module) -> list[list[nn.Module]]:
     """Return the lists of layers of one class in a module."""
     lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
     return [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return any(is_lazy(part) for part in (*module.parameters(), *module.buffers()))
+
+
+def _give_shapes(name: str, module: nn.Module) -> None:
+    """Call a module with lazy layers once, which gives their parameters a shape."""
+    try:
+        with torch.no_grad():
+            module.eval()(torch.zeros(*PROBE, dtype=torch.int64))
+    except Exception as error:  # the user's code may raise anything
+        raise user_code_error(name, error) from error
+    if _is_lazy(module):
+        raise _lazy_error(name, f"a call with input_ids {list(PROBE)} does not reach all of them")
+
+
+def _lazy_error(name: str, reason: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"the parameters of {name} must have a shape, and those of its lazy layers have none: {reason}; call the model "
+        "once in the function, or give these layers their sizes"
+    )
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ from pipeline.base.results import Outcome as RunOutcome
 from pipeline.base.results import Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB, parse_budget
-from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, Command
+from pipeline.config.command import ACCUMULATION, MICRO_BATCH, NO_TERMINAL, WORLD_SIZE, Command
 from pipeline.config.command_template import ALLOCATOR, Template, make_template
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import why_untimed
@@ -43,10 +43,6 @@ WORK_OF_SEQUENCE, KERNELS_OF_PASS = 1e9, 1e3
 UPDATE_WORK = Work({"float32": WORK_OF_SEQUENCE}, num_kernels=KERNELS_OF_PASS)
 NOT_PREDICTED = "the memory of a command on this device is measured, not predicted"
 EXPANDED = "the shell seems to have expanded {name:value,value}: put quotes around it"
-
-NO_TERMINAL = (
-    "a run has no terminal to read from: give what the script asks for as an option, in a file or as a variable"
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,7 +141,13 @@ def run_command(
     )
     output = None if log is None else log.open("wb")
     try:
-        process = subprocess.Popen(wanted.command, env={**base, **card}, stdout=output, stderr=output)
+        process = subprocess.Popen(  # where nobody sees what it asks, input() is not to wait
+            wanted.command,
+            env={**base, **card},
+            stdin=None if output is None else subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
         latest = math.inf if end is None else end + GRACE_SECONDS
         exit_code = _wait(
             process, lambda: time.time() > latest or (ends_at_steering_read and has_steering_read(folder))

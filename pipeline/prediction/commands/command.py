@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.progress import progress
-from pipeline.config.command import Command
+from pipeline.config.command import NO_TERMINAL, Command
 from pipeline.config.command_template import Template
 from pipeline.memory.device import cores
 from pipeline.prediction.commands.simulation import Verdict, simulate
@@ -33,7 +33,7 @@ VARIABLES = ("CUDA_", "PYTORCH_", "TORCH_", "NVIDIA_")
 ONE_THREAD = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
 """Of a command on the host: as many commands run at a time as there are cores."""
 _NEED_VALUES = set[tuple[str, ...]]()
-"""First words of commands that were seen to need the values of small tensors: they need not run without first."""
+"""Current folder and first words of commands that need the values of small tensors: they need not run without first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _predict(command: Command, card: Card, may_install: bool) -> Outcome:
 
 
 def _simulated(wanted: Simulate, folder: Path) -> Outcome:
-    program = tuple(wanted.command[:2])
+    program = (str(Path.cwd()), *wanted.command[:2])
     wanted = replace(with_room(wanted), values=program in _NEED_VALUES)
     try:
         found = simulate(wanted, folder, lambda _: None, may_need_values=True, finds_smallest=False, is_hidden=True)
@@ -118,7 +118,8 @@ def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
         return " ".join(notes) or "it ended before its second optimizer step"
     logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
     lines = [line for log in logs[-1:] for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return "\n".join([f"on the simulated card it ended with exit code {exit_code}", *lines[-LAST_LINES:]])
+    hint = [NO_TERMINAL] if any("EOFError" in line for line in lines[-LAST_LINES:]) else []
+    return "\n".join([f"on the simulated card it ended with exit code {exit_code}", *lines[-LAST_LINES:], *hint])
 
 
 def _key(command: Command, build: TorchBuild, card: Card) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pipeline.memory.work import Memo
+from pipeline.prediction.fake.measured_operators import with_workspace
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments and results that are cached by value."""
@@ -109,7 +110,7 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         cached = _cache.get(call)
         if cached is not None:
             return self._make(cached.result, args)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = with_workspace(func, args, super().__torch_dispatch__(func, types, args, kwargs))
         if call is not None and call not in _cache:
             has_changed_an_argument = _call(func, args, kwargs) != call
             cacheable = None if has_changed_an_argument else self._cacheable(func, args, result)

@@ -1,6 +1,7 @@
 """What a library's operators allocate inside their kernels on a CPU, measured by one call on real tensors."""
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 from unittest.mock import patch
@@ -16,8 +17,13 @@ from pipeline.memory.device import num_cores
 from pipeline.memory.inside import NOTHING, Buffer, Inside
 
 aten = torch.ops.aten
-MEASURED = (aten.convolution.default, aten.convolution_backward.default)
-"""Convolutions: oneDNN copies their tensors into layouts of its own, which only it knows."""
+MEASURED = (
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    aten.mkldnn_rnn_layer.default,
+    aten.mkldnn_rnn_layer_backward.default,
+)
+"""Convolutions and LSTMs: oneDNN copies their tensors into layouts of its own, which only it knows."""
 MOST_BYTES = min(1024 * MIB, psutil.virtual_memory().total // (8 * num_cores()))
 """Bytes of the arguments of the largest call that is measured: each core may measure one, with results and copies."""
 QUIET = {"KINETO_LOG_LEVEL": "6"}
@@ -41,11 +47,31 @@ def _form(argument: Any) -> Any:
     return tuple(argument) if isinstance(argument, list) else argument
 
 
+def with_workspace(operator: Any, args: Sequence[Any], results: Any) -> Any:
+    """Return an operator's results; an LSTM's with what oneDNN keeps for its backward pass, empty on fake tensors."""
+    if operator is not aten.mkldnn_rnn_layer.default or not args[-1]:
+        return results
+    *others, workspace = results
+    num_bytes = _num_workspace_bytes(tuple(map(_form, args)), torch.get_num_threads())
+    return (*others, workspace.new_empty(num_bytes))
+
+
+@lru_cache(maxsize=1024)
+def _num_workspace_bytes(form: Form, num_threads: int) -> int:
+    del num_threads
+    with _disable_current_modes(), torch.enable_grad():
+        workspace: Tensor = aten.mkldnn_rnn_layer.default(*map(_argument, form))[-1]
+        return workspace.numel()
+
+
 @lru_cache(maxsize=1024)
 def _inside(operator: Any, form: Form, num_threads: int) -> Inside:
     """Return what the call with these arguments allocates and frees, its results too: these are freed at its end."""
     del num_threads  # oneDNN's scratchpads depend on it
-    with patch.dict(os.environ, QUIET), _disable_current_modes(), torch.no_grad():
+    in_training = (
+        form[-1] is True
+    )  # the last argument of an LSTM's layer, which then keeps what its backward pass needs
+    with patch.dict(os.environ, QUIET), _disable_current_modes(), torch.set_grad_enabled(in_training):
         args = [_argument(part) for part in form]
         try:
             with profile(profile_memory=True, use_kineto=True) as profiled:
