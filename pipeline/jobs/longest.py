@@ -133,7 +133,7 @@ def _of_card(
     space: Space,
     own: PlanSettings,
 ) -> CardLengths:
-    experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
+    experiments, choices, refusals = experiments_on(target, values, space, own.mathematics)
     prior, rows, unpredicted = cost_prior(target, own.known_link), dict[int, LongestRow](), dict[str, None]()
     text = f"predicting the longest sequences of {len(experiments)} configurations on {target.name}"
     with progress(text, len(experiments)) as advance:

@@ -153,7 +153,7 @@ def _card_plan(
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = budget_bytes_on(budget, own.other_processes, target)
-    experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
+    experiments, choices, refusals = experiments_on(target, values, space, own.mathematics)
     prior = cost_prior(target, own.known_link)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
