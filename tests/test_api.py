@@ -161,8 +161,6 @@ def test_a_plan_of_several_effective_batches_has_each_card_with_each(folder: Pat
         match=r"effective_batch_size \(2\) or effective_batch_sizes \(\[2\]\), and both are given; leave one",
     ):
         fitproof.plan(**settings, effective_batch_sizes=[2], effective_batch_size=2)
-    with pytest.raises(InvalidInputError, match="remove effective_batch_sizes"):
-        fitproof.longest(**settings, effective_batch_sizes=[2])
 
 
 def test_nothing_fits_is_none(folder: Path) -> None:
