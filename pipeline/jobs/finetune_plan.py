@@ -124,4 +124,5 @@ def _command(cards: list[CardPlan], given: Settings) -> str | None:
     kind = next((card.kind for card in cards if card.recommended is not None), None)
     if kind is None:
         return None
-    return command_line("finetune", {**dict(dotted({k: v for k, v in given.items() if k != "gpu"})), "kind": kind})
+    of_search = {name: value for name, value in given.items() if name not in ("gpu", "longest")}
+    return command_line("finetune", {**dict(dotted(of_search)), "kind": kind})

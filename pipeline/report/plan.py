@@ -79,7 +79,7 @@ def _lead(cards: Sequence[CardPlan]) -> str:
     start = f"{label(best.choice)}, about {_speed_text(best)} ({percent_text(best)})"
     what, those = "fastest start is that", "fastest that is"
     if card.lengths_up_to is not None:
-        what, those = "longest sequences are those", "longest sequences that are"
+        what, those = "longest sequences, of equal ones the fastest, are those", "longest sequences that are"
     if len(cards) == 1:
         return f"Start with {start}: the {those} predicted to fit. {ESTIMATED}"
     without = [card.name for card in cards if card.recommended is None]
