@@ -34,10 +34,11 @@ from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.planning.experiments import experiments_on
 from pipeline.planning.longest import MULTIPLE, Longest, largest_length, longest_of_each
-from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, expected_order, planned_row
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, planned_row
 from pipeline.planning.promising import predict_promising
 from pipeline.planning.rates import cost_prior, note_on_link, note_on_rates
-from pipeline.planning.reasons import reasons_for
+from pipeline.planning.reasons import compared, reasons_for
+from pipeline.planning.step_time import CostPrior
 from pipeline.prediction.card_processes import card_processes, python_on_cuda_build
 from pipeline.prediction.cards import notes_on_card
 from pipeline.prediction.patches import not_predicted
@@ -195,24 +196,11 @@ def _card_plan(
         if found.breakdown is not None:
             breakdowns[number] = found.breakdown
 
-    outcomes: Generator[tuple[int, Longest | Prediction | InvalidInputError], None, None]
-    which, is_whole = f"{len(experiments):,} configurations", True
-    if lengths_up_to is not None:
-        which, outcomes = f"the longest sequences of {which}", longest_of_each(experiments, target, budget_bytes)
-    elif own.all:
-        outcomes = predict_each(experiments, target, budget_bytes=budget_bytes)
-    else:
-        which, is_whole = f"the most promising of {which}", False
-        outcomes = predict_promising(experiments, choices, target, budget_bytes, prior)
-    with (
-        closing(outcomes),
-        progress(f"predicting {which} on {target.name}", len(experiments) * is_whole) as advance,
-    ):
+    with closing(_outcomes(experiments, choices, target, budget_bytes, prior, own.all, lengths_up_to)) as outcomes:
         for number, found in outcomes:
             keep(number, found)
-            advance(1, "" if is_whole else f"{len(rows) + len(causes)} done")
     num_seen = len(rows) + len(causes)
-    beside = [number for number in _compared(rows, choices) if number not in breakdowns]
+    beside = [number for number in compared(rows, choices, default_values()) if number not in breakdowns]
     num_seen += len({*beside} - {*rows})
     for place, prediction in predict_each([experiments[n] for n in beside], target, budget_bytes=budget_bytes):
         keep(beside[place], prediction)
@@ -248,23 +236,29 @@ def _card_plan(
     return replace(card, breakdown=breakdown, reasons=_reasons(card, [breakdowns.get(n) for n in sorted(rows)]))
 
 
-def _compared(rows: Mapping[int, PlannedRow], choices: Sequence[Choice]) -> list[int]:
-    """Return the numbers of the fastest configuration that fits, and of those with the default for one of its values.
-
-    Of the micro-batch size it is the next larger one. If none fits, it is the number of the one with the smallest peak.
-    """
-    if not rows:
-        return []
-    fitting = [number for number in rows if rows[number].fits]
-    if not fitting:
-        return [min(rows, key=lambda number: rows[number].peak_bytes)]
-    fastest = min(fitting, key=lambda number: expected_order(rows[number]))
-    best = rows[fastest]
-    sizes = sorted({choice["micro_batch_size"] for choice in choices if "micro_batch_size" in choice})  # type: ignore[type-var]
-    larger = next((size for size in sizes if size > best.micro_batch_size), best.micro_batch_size)  # type: ignore[operator]
-    defaults = {**default_values(), "micro_batch_size": larger}
-    beside = [{**best.choice, name: defaults[name]} for name in best.choice if name in defaults]
-    return [fastest, *(n for n, choice in enumerate(choices) if choice in beside and choice != best.choice)]
+def _outcomes(
+    experiments: Sequence[Experiment],
+    choices: Sequence[Choice],
+    target: Hardware,
+    budget_bytes: int,
+    prior: CostPrior,
+    wants_all: bool,
+    lengths_up_to: int | None,
+) -> Generator[tuple[int, Longest | Prediction | InvalidInputError], None, None]:
+    """Yield the number of a configuration and what is predicted of it, or why nothing is, and show the progress."""
+    which, total = f"{len(experiments):,} configurations", len(experiments)
+    outcomes: Generator[tuple[int, Longest | Prediction | InvalidInputError], None, None]
+    if lengths_up_to is not None:
+        which, outcomes = f"the longest sequences of {which}", longest_of_each(experiments, target, budget_bytes)
+    elif wants_all:
+        outcomes = predict_each(experiments, target, budget_bytes=budget_bytes)
+    else:
+        which, total = f"the most promising of {which}", 0
+        outcomes = predict_promising(experiments, choices, target, budget_bytes, prior)
+    with closing(outcomes), progress(f"predicting {which} on {target.name}", total) as advance:
+        for num_done, outcome in enumerate(outcomes, start=1):
+            yield outcome
+            advance(1, "" if total else f"{num_done} done")
 
 
 def _reasons(card: CardPlan, breakdowns: list[Breakdown | None]) -> tuple[str, ...]:
