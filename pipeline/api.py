@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         Compared,
         ComparedSimulations,
         Finetuned,
-        Longest,
         Plan,
         Profiled,
         Searched,
@@ -52,23 +51,21 @@ def plan(*, log: bool = False, **settings: "Unpack[PlanOptions]") -> "Plan":
     with _progress():
         findings = make_plan(given, console)
         if log:
-            log_plan(findings, given, console)
+            log_plan(findings, console)
     return Plan.of(findings)
 
 
-def longest(**settings: "Unpack[PlanOptions]") -> "Longest":
-    """Return the longest sequences that fit the cards `gpu`, as `fitproof plan --sequence_length auto` does.
+def longest(**settings: "Unpack[PlanOptions]") -> "Plan":
+    """Return the plan with the longest sequences that fit `gpu`, as `fitproof plan --sequence_length auto` does.
+
+    The choice of each row has its `sequence_length`, and that of `recommended` the longest.
 
     Raises:
         InvalidInputError: a setting is wrong, as for the command.
 
     """
-    given, _ = _started(settings)
-    from pipeline.jobs.longest import find_longest
-    from pipeline.report.shown import Longest
-
-    with _progress():
-        return Longest.of(find_longest(given))
+    whole: Any = {**settings, "sequence_length": "auto"}
+    return plan(**whole)
 
 
 def search(**settings: "Unpack[SearchOptions]") -> "Searched":
@@ -112,14 +109,15 @@ def finetune(*, gpu: str | None = None, log: bool = False, **settings: "Unpack[F
 
     """
     given, console = _started(settings if gpu is None else {**settings, "gpu": gpu})
-    from pipeline.jobs.finetune import log_plan_of_kinds, make_plan_of_kinds, run_finetune
+    from pipeline.jobs.finetune import make_plan_of_kinds, run_finetune
+    from pipeline.jobs.plan import log_plan
     from pipeline.report.shown import Plan
 
     with _progress():
         if gpu is not None:
             planned = make_plan_of_kinds(given)
             if log:
-                log_plan_of_kinds(planned, given, console)
+                log_plan(planned, console)
             return Plan.of(planned)
         return run_finetune(given, console)
 

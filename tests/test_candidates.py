@@ -1,15 +1,12 @@
 """Candidates: each configuration has its own prediction, and one without a prediction affects no other."""
 
 import pytest
-import torch
 from conftest import TINY
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.config.space import Choice
-from pipeline.memory.device import hardware_of
-from pipeline.planning.checkpointing_policy import with_policies
 from pipeline.searching.candidates import make_candidates
 from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.problem import make_problem
@@ -38,20 +35,6 @@ def test_what_cannot_be_predicted_takes_the_work_of_another_size_in_proportion()
     assert unknown.predicted_bytes is None and known.predicted_bytes is not None
     assert unknown.pass_work.flops == 4 * known.pass_work.flops and unknown.update_work == known.update_work
     assert unknown.pass_work.num_kernels == known.pass_work.num_kernels
-
-
-def test_a_model_that_cannot_be_traced_is_no_refusal_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment, cpu = make_experiment({**TINY, "checkpointing": "auto"}, "search"), hardware_of(torch.device("cpu"))
-    assert "must hold what recomputing every layer needs" in str(with_policies(experiment, cpu, 1024)[1])
-
-    def untraceable(*_: object, **__: object) -> None:
-        raise InvalidInputError("it reads the value of a tensor")
-
-    monkeypatch.setattr("pipeline.planning.checkpointing_policy.predict", untraceable)
-    here = "pipeline.planning.checkpointing_policy.run_in_worker"
-    monkeypatch.setattr(here, lambda function, argument: function(argument))  # a worker would not be patched
-    with pytest.raises(InvalidInputError, match="auto chooses policies by predictions.*reads the value"):
-        with_policies(experiment, cpu, 1024)
 
 
 def test_the_advice_names_only_what_may_be_in_the_space() -> None:

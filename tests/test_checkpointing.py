@@ -1,6 +1,5 @@
-"""Checkpointing by policy: the same training, what is recomputed, and the policies that `auto` finds."""
+"""Checkpointing by policy: the same training, what is recomputed, and what is refused."""
 
-import json
 import re
 from collections import Counter
 from functools import partial
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from conftest import ROOT, tiny, with_corpus_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,10 +25,9 @@ from pipeline.export.write import export_files, write_files
 from pipeline.jobs.plan import make_plan
 from pipeline.memory.attention_saved import attention_saved_contexts
 from pipeline.memory.device import hardware_of
-from pipeline.planning.checkpointing_policy import Counts, Layer, least_recomputation, resolved
 from pipeline.prediction.predict import predict
 from pipeline.runtime.run import execute
-from pipeline.techniques.checkpointing import Checkpointing, as_text
+from pipeline.techniques.checkpointing import Checkpointing
 from pipeline.training.step import backpropagate
 
 POLICIES = ("attention_saved", "offloaded", "full:0,attention_saved:1,offloaded:2")
@@ -142,9 +139,12 @@ def test_a_result_that_is_changed_in_place_is_refused() -> None:
         result.sum().backward()
 
 
-@given(st.lists(st.sampled_from(["none", "full", "attention_saved", "offloaded"]), min_size=1, max_size=20))
-def test_policies_are_read_as_they_are_written(policies: list[str]) -> None:
-    assert Checkpointing(checkpointing=as_text(tuple(policies))).by_layer(len(policies)) == tuple(policies)
+@given(st.sampled_from(["full", "attention_saved", "offloaded"]), st.integers(1, 99), st.integers(1, 100))
+def test_a_share_of_the_layers_is_that_of_the_first_ones(policy: str, percent: int, num_layers: int) -> None:
+    policies = Checkpointing(checkpointing=f"{policy}:{percent}%").by_layer(num_layers)
+    count = policies.count(policy)
+    assert policies == (policy,) * count + ("none",) * (num_layers - count)
+    assert count == 1 or abs(count - percent * num_layers / 100) <= 0.5
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_policies_are_read_as_they_are_written(policies: list[str]) -> None:
         (["--checkpointing", "full:0-2,offloaded:2"], "each layer in one of them"),
         (["--checkpointing", "some:0"], "policies with their layers as in full:0-7"),
         (["--checkpointing", "full:0-4"], "must name layers that the model has, 0 to 3, and is full:0-4; end it at 3"),
-        (["--checkpointing", "auto"], "checkpointing=auto needs a memory budget, .* and budget is none; set budget"),
+        (["--checkpointing", "auto"], "fitproof plan finds .*, with --space .*is 'auto'"),
+        (["--checkpointing", "full:100%"], "a policy with its share of the layers as in full:25%"),
         (["--checkpointing", "offloaded", "--activation_offloading", "true"], "set checkpointing=every_layer"),
-        (["--checkpointing", "auto", "--budget", "9MiB"], "recomputing every layer needs, .* and is 9.0 MiB; raise"),
     ],
 )
 def test_a_wrong_policy_gives_a_clear_error(
@@ -176,59 +176,29 @@ def test_the_peak_is_predicted(policy: str, tmp_path: Path) -> None:
     assert predicted == pytest.approx(result.memory.peak_allocated_bytes, rel=1e-4)
 
 
-layer = st.builds(Layer, flops=st.integers(0, 9).map(float), num_bytes=st.integers(0, 9).map(float))
-
-
-@given(st.integers(1, 6), layer, layer, layer, st.integers(0, 60))
-def test_the_knapsack_is_solved_exactly(num_layers: int, full: Layer, saved: Layer, none: Layer, limit: int) -> None:
-    def total(counts: Counts) -> tuple[float, float]:
-        parts = list(zip(counts, (full, saved, none), strict=True))
-        return sum(n * each.flops for n, each in parts), sum(n * each.num_bytes for n, each in parts)
-
-    every = [Counts(a, b, num_layers - a - b) for a in range(num_layers + 1) for b in range(num_layers + 1 - a)]
-    best = min((total(counts)[0] for counts in every if total(counts)[1] <= limit), default=None)
-    frontier = least_recomputation(num_layers, full, saved, none)
-    found = next((total(counts)[0] for counts in frontier if total(counts)[1] <= limit), None)
-    assert found == best
-    assert frontier == sorted(frontier, key=lambda counts: total(counts))
-
-
-def test_auto_recomputes_less_the_more_memory_there_is() -> None:
-    shape: dict[str, Any] = {"causal_lm__num_layers": 3, "sequence_length": 128}
-    target = hardware_of(torch.device("cpu"))
-    predicted = {each: predict(tiny(**shape, checkpointing=each), target) for each in ("every_layer", "none")}
-    lean, plain = (one.peak_bytes for one in predicted.values())
-    flops = []
-    for share in (0.0, 0.5, 1.0):
-        budget_bytes = int(lean + share * (plain - lean))
-        found = resolved(tiny(**shape, checkpointing="auto"), budget_bytes=budget_bytes)
-        prediction = predict(found, target)
-        assert prediction.fits(budget_bytes)
-        flops.append(prediction.sequence_flops)
-    assert flops == sorted(flops, reverse=True) and len(set(flops)) == 3
-    assert found.settings.checkpointing == "none"  # type: ignore[attr-defined]
-
-
-def test_a_run_with_auto_has_explicit_policies_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entry", ["combined", "profiling", "export", "search"])
+def test_every_entry_point_says_which_command_finds_a_policy(
+    entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    shape = ["--causal_lm.num_layers", "4", "--causal_lm.width", "32", "--causal_lm.num_heads", "2", "--device", "cpu"]
-    words = ["--model", "gpt2-nano", "--vocabulary_size", "512", "--sequence_length", "128", "--num_steps", "4", *shape]
-    assert main(["main", "--checkpointing", "auto", "--budget", "12MiB", *words]) == 0
-    [config] = tmp_path.glob("runs/*/*/config.yaml")
-    [result] = tmp_path.glob("runs/*/*/result.json")
-    assert ":" in yaml.safe_load(config.read_text())["checkpointing"]
-    assert json.loads(result.read_text())["result"]["outcome"] == "ok"
+    (tmp_path / "auto.yaml").write_text("model: gpt2-nano\ndevice: cpu\ncheckpointing: auto\n")
+    words = {"search": ["--space", '{"checkpointing": ["auto"]}'], "export": ["--config", "auto.yaml"]}
+    assert main([entry, *words.get(entry, ["--model", "gpt2-nano", "--checkpointing", "auto"])]) == 2
+    assert re.search("checkpointing must .* fitproof plan finds .* and is 'auto'", capsys.readouterr().err)
 
 
-def test_a_plan_with_auto_names_the_policies_for_each_micro_batch() -> None:
-    shape = {"causal_lm": {"num_layers": 2, "width": 32}, "model": "gpt2-nano", "vocabulary_size": 512}
-    space = {"micro_batch_size": [1, 16], "checkpointing": ["auto"], "precision": ["fp32"]}
-    given = {"gpu": "cpu", "effective_batch_size": 16, "budget": "120MiB", "space": space, **shape}
+def test_a_plan_finds_how_many_layers_to_recompute() -> None:
+    """With the command that the error names; of a model of fewer layers, what names one that it lacks is left out."""
+    policies = ["none", "full:25%", "full:50%", "full:75%", "every_layer", "full:0-9"]
+    shape = {"causal_lm": {"num_layers": 4, "width": 32}, "model": "gpt2-nano", "vocabulary_size": 512}
+    space = {"micro_batch_size": [16], "checkpointing": policies, "precision": ["fp32"]}
+    given = {"gpu": "cpu", "effective_batch_size": 16, "space": space, **shape}
     [card] = make_plan(given, Console(quiet=True)).cards
-    found = {row.micro_batch_size: row.choice["checkpointing"] for row in card.rows}
-    assert found[1] == "none" and "auto" not in found.values() and all(row.fits for row in card.rows)
-    assert len(found) == 2 or any("checkpointing=auto must hold" in reason for reason in card.skipped)
+    peaks = {row.choice["checkpointing"]: row.peak_bytes for row in card.rows}
+    assert [*peaks] == policies[:-1] and [*peaks.values()] == sorted(peaks.values(), reverse=True)
+    assert any("layers that the model has, 0 to 3, and is full:0-9" in reason for reason in card.skipped)
+    [card] = make_plan({**given, "budget": f"{peaks['full:50%'] // 2**20 + 1}MiB"}, Console(quiet=True)).cards
+    assert card.recommended is not None and card.recommended.choice["checkpointing"] == "full:50%"
 
 
 @pytest.mark.parametrize("policy", ["full:0,attention_saved:1", "offloaded"])

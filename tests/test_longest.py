@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
@@ -17,7 +18,8 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import merged, nested
-from pipeline.planning.longest import MULTIPLE, LongestFindings, largest_fitting
+from pipeline.planning.longest import MULTIPLE, largest_fitting
+from pipeline.planning.plan import PlanFindings
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction
@@ -75,20 +77,20 @@ def test_the_ends_of_what_is_found_are_predictions_of_a_run(card: str, monkeypat
     shared = {**SHARED, "adapter": "lora"}
     findings = fitproof.longest(**shared, gpu=card, budget=f"{budget_mib}MiB")
     [found] = findings.cards
-    assert findings.largest_length == 256 and len(found.rows) == 4
-    inside = [row for row in found.rows if row.sequence_length and row.next_peak_bytes]
-    assert inside, [(row.sequence_length, row.planned.peak_bytes) for row in found.rows]
+    assert found.lengths_up_to == 256 and len(found.rows) == 4
+    inside = [row for row in found.rows if row.next_peak_bytes]
+    assert inside, [(row.choice, row.peak_bytes) for row in found.rows]
     run = {name: value for name, value in shared.items() if name != "space"}
     for row in inside:
-        assert row.sequence_length is not None and row.sequence_length % MULTIPLE == 0
-        for length, peak, fits in (
-            (row.sequence_length, row.planned.peak_bytes, True),
-            (row.sequence_length + MULTIPLE, row.next_peak_bytes, False),
-        ):
-            choice = {**nested(dict(row.planned.choice)), "device": "cpu", "sequence_length": length}
+        longest = row.choice["sequence_length"]
+        assert longest % MULTIPLE == 0
+        for length, peak, fits in ((longest, row.peak_bytes, True), (longest + MULTIPLE, row.next_peak_bytes, False)):
+            choice = {**nested(dict(row.choice)), "device": "cpu", "sequence_length": length}
             prediction = predict(make_experiment(merged(run, choice), "main"), target)
             assert (prediction.peak_bytes, prediction.fits(budget_mib * MIB)) == (peak, fits)
-    assert found.longest is max(found.rows, key=lambda row: (row.sequence_length or 0, row.planned.tokens_per_second))
+    fitting = [row for row in found.rows if row.fits]
+    best = max(fitting, key=lambda row: (row.choice["sequence_length"], row.tokens_per_second))
+    assert found.recommended is best
 
 
 def test_lengths_beyond_those_of_the_corpus_are_tried(tmp_path: Any) -> None:
@@ -98,14 +100,13 @@ def test_lengths_beyond_those_of_the_corpus_are_tried(tmp_path: Any) -> None:
     settings |= {"causal_lm": {"num_layers": 2}, "space": {"checkpointing": ["every_layer"]}, "loss_kernel": "chunked"}
     [card] = fitproof.longest(**settings, gpu="h100").cards
     [row] = card.rows
-    assert row.sequence_length == 8192 and row.next_peak_bytes is None and row.planned.tokens == 4 * 8192
+    assert row.choice["sequence_length"] == 8192 and row.next_peak_bytes is None and row.tokens == 4 * 8192
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"space": {"checkpointing": ["auto"]}}, "checkpointing=auto chooses policies for one length"),
-        ({"space": {"sequence_length": [64]}}, "share sequence_length with sequence_length=auto"),
+        ({"space": {"sequence_length": [64]}}, "sequence_length=auto finds the length .* leave one of them out"),
         ({"gpu": "h900"}, "no card is called 'h900'"),
         ({"space": {"precision": ["bf16"]}, "gpu": "t4"}, "precision=bf16|bf16 needs compute capability"),
     ],
@@ -130,11 +131,19 @@ def test_the_command_reports_a_table_for_each_card(tmp_path: Any) -> None:
     done = project.here("plan", {name: value for name, value in given.items() if name != "device"})
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert re.search(r"In 24 MiB of Tesla T4 sequences of up to \d+ tokens are predicted to fit", said)
+    assert re.search(r"On Tesla T4 \d of 8 configurations .* fit 24 MiB; sequences of up to \d+ tokens do", said)
     [folder] = project.folder.glob("runs/*-plan-*")
     findings = read_findings(folder)
-    assert isinstance(findings, LongestFindings)
-    rows = pd.read_csv(folder / "longest_nvidia_geforce_rtx_4090.csv")
-    assert len(rows) == len(findings.cards[0].rows) and {"longest", "peak MiB"} <= {*rows.columns}
+    assert isinstance(findings, PlanFindings)
+    rows = pd.read_csv(folder / "plan_nvidia_geforce_rtx_4090.csv")
+    assert len(rows) == len(findings.cards[0].rows) and {"sequence_length", "at the next MiB"} <= {*rows.columns}
     assert set(rows["micro-batch"]) == {1}
-    assert "Of each the next one was predicted too" in to_html(report_of(findings))
+    assert rows["sequence_length"].is_monotonic_decreasing
+    page = to_html(report_of(findings))
+    assert "The next length was predicted too" in page and "longest sequences" in page
+
+
+def test_findings_of_an_earlier_version_say_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "findings.json").write_text('{"kind": "LongestFindings", "cards": []}')
+    with pytest.raises(InvalidInputError, match="for a new one run its command again"):
+        read_findings(tmp_path)

@@ -163,7 +163,7 @@ def test_its_peak_is_predicted(task: str, more: dict[str, Any], tmp_path: Path) 
 
 def test_a_model_without_a_reference_needs_less(tmp_path: Path) -> None:
     settings = {**pairs(tmp_path), "task": "dpo", "micro_batch_size": 1, "eval_steps": 0}
-    peaks = [predict(tiny(**settings, **more), CPU).kept_bytes for more in ({}, {"reference": "none"})]
+    peaks = [predict(tiny(**settings, **more), CPU).peak_allocated_bytes for more in ({}, {"reference": "none"})]
     module = tiny(**settings).model.build("gpt2-nano", 512).module
     weights = sum(each.numel() * 4 for each in module.parameters())
     assert peaks[0] - peaks[1] == pytest.approx(weights, rel=0.02)

@@ -157,7 +157,6 @@ def test_a_prediction_has_a_breakdown_of_the_peak() -> None:
     prediction = predict(tiny(micro_batch_size=8), CPU)
     breakdown = prediction.breakdown
     assert sum(breakdown.category_bytes.values()) == breakdown.peak_bytes == prediction.peak_allocated_bytes
-    assert breakdown.peak_bytes == prediction.peak_allocated_bytes > prediction.kept_bytes
     assert breakdown.largest[0].num_bytes == 8 * 32 * 512 * 4 and breakdown.largest[0].shape[-1] == 512  # logits
     assert prediction.peak_reserved_bytes is None  # a CPU reserves nothing
 

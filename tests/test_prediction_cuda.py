@@ -14,7 +14,7 @@ from conftest import ROOT, tiny
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment, make_experiment
-from pipeline.jobs.plan_settings import planned_row
+from pipeline.planning.plan import planned_row
 from pipeline.planning.rates import cost_prior
 from pipeline.prediction import card_processes
 from pipeline.prediction import predict_all as predict_all_module

@@ -49,7 +49,6 @@ def made_up(choice: dict[str, Any]) -> Prediction:
         peak_device_bytes=int(peak * GIB),
         smallest_budget_bytes=int(peak * GIB),
         breakdown=None,
-        kept_bytes=0,
         micro_batch_size=size,
         pass_work=Work(
             {"bfloat16" if half else "float32": flops}, moved_bytes=moved, num_kernels=700 * (1.5 if half else 1)

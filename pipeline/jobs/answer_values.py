@@ -5,7 +5,6 @@ from typing import Any
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
-from pipeline.planning.longest import LongestFindings
 from pipeline.planning.plan import PlanFindings
 from pipeline.prediction.commands.explanation import Explanation
 from pipeline.prediction.commands.simulation import Simulation
@@ -43,16 +42,13 @@ def answer_metrics(findings: Findings) -> dict[str, float]:
     Beside them are the largest saving of memory and the largest speedup that is beyond noise.
 
     Of a search they are those of the fastest configuration that fits, with the bound of its certificate and its speed
-    as a multiple of the baseline's; of a plan, the predictions for the one recommended on the first card, or the
-    longest sequences there.
+    as a multiple of the baseline's; of a plan, the predictions for the one recommended on the first card, with
+    the longest sequences there where those are searched.
     """
     if isinstance(findings, SearchFindings):
         return _of_search(findings)
     if isinstance(findings, PlanFindings):
         return _of_plan(findings)
-    if isinstance(findings, LongestFindings):
-        best = findings.cards[0].longest
-        return {} if best is None or best.sequence_length is None else {"longest_sequence_length": best.sequence_length}
     if isinstance(findings, Simulation):
         return _of_simulation(findings)
     if isinstance(findings, Explanation):
@@ -72,9 +68,6 @@ def answer_settings(findings: Findings) -> dict[str, Any]:
         chosen = {} if findings.best is None else findings.best.choice
     elif isinstance(findings, PlanFindings):
         chosen = {} if findings.recommended is None else findings.recommended.choice
-    elif isinstance(findings, LongestFindings):
-        longest = findings.cards[0].longest
-        chosen = {} if longest is None else {**longest.planned.choice, "sequence_length": longest.sequence_length}
     elif isinstance(findings, ComparisonFindings | ProfilingFindings):
         rows = _rows(findings)
         fastest, common = _fastest(rows), common_settings([row.params for row in rows])
@@ -122,10 +115,16 @@ def _of_plan(findings: PlanFindings) -> dict[str, float]:
     num_fitting = {"num_configurations_that_fit": float(sum(one.fits for one in findings.cards[0].rows))}
     if row is None:
         return num_fitting
-    return num_fitting | {
-        "predicted_peak_mib": row.peak_bytes / MIB,
-        "predicted_tokens_per_second": row.tokens_per_second,
-    }
+    is_longest = findings.cards[0].lengths_up_to is not None
+    longest = {"longest_sequence_length": row.choice["sequence_length"]} if is_longest else {}
+    return (
+        num_fitting
+        | longest
+        | {
+            "predicted_peak_mib": row.peak_bytes / MIB,
+            "predicted_tokens_per_second": row.tokens_per_second,
+        }
+    )
 
 
 def _of_rows(rows: Sequence[Row]) -> dict[str, float]:

@@ -16,7 +16,6 @@ from pipeline.config.experiment import Experiment, notes_on
 from pipeline.config.variants import Comparison, EntryPoint, Variant
 from pipeline.jobs.lengths import corpus_notes, document_lengths, predicted_truncations
 from pipeline.jobs.live_page import LivePage
-from pipeline.jobs.policies import with_policies
 from pipeline.jobs.printing import say, say_notes
 from pipeline.jobs.published_type import published_type_note
 from pipeline.report.sections import check_sections
@@ -48,7 +47,6 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     """Run every variant of `plan`, print and log the report, and return the findings."""
     check_sections(plan.sections)
     check_shapes(variant.experiment for variant in plan.variants)
-    plan = with_policies(plan)
     first = next(plan.variants).experiment
     num_taken = check_saved(plan.resume, first) if plan.resume else 0
     about = environment(first.device)

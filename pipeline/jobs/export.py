@@ -10,7 +10,6 @@ from pipeline.base.contracts import Settings
 from pipeline.config.entry_points import BEST_FILE
 from pipeline.config.variants import load_single
 from pipeline.export.write import TargetFiles, files_by_target, write_files
-from pipeline.jobs.policies import with_policies
 from pipeline.jobs.publish import show
 from pipeline.report.page import Report, Section
 from pipeline.report.shown import Shown
@@ -71,7 +70,7 @@ def write_export(settings: ExportSettings) -> Exported:
         InvalidInputError: the configuration is wrong, or the folder cannot be written.
 
     """
-    [variant] = with_policies(load_single("export", {"config": settings.config})).variants
+    [variant] = load_single("export", {"config": settings.config}).variants
     found = Exported(config=settings.config, output=settings.output, targets=files_by_target(variant.experiment))
     write_files(found.files, settings.output)
     return found

@@ -19,8 +19,7 @@ from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
 from pipeline.jobs.comparison import run_comparison
 from pipeline.jobs.finetune_plan import plan_kinds
-from pipeline.jobs.plan import make_plan
-from pipeline.jobs.plan_settings import log_findings
+from pipeline.jobs.plan import log_plan, make_plan
 from pipeline.jobs.printing import say
 from pipeline.jobs.search import run_search
 from pipeline.memory.device import find_device, hardware_of
@@ -118,7 +117,7 @@ def finetune(given: Mapping[str, Any], console: Console) -> int:
     With `gpu` nothing is trained: the kinds are planned on these cards.
     """
     if given.get("gpu") not in (None, "none"):
-        return 0 if log_plan_of_kinds(make_plan_of_kinds(given), given, console) else 1
+        return 0 if log_plan(make_plan_of_kinds(given), console) else 1
     found = run_finetune(given, console).searched
     return 1 if found is None or found.best is None else 0
 
@@ -133,19 +132,6 @@ def make_plan_of_kinds(given: Mapping[str, Any]) -> PlanFindings:
     own, asked, settings, _ = _read(given)
     kinds = {name: settings for name, settings in own.kinds.items() if asked in (AUTO_KIND, name)}
     return plan_kinds(kinds, own.compared.space, _shared_of_cards(settings, given), given)
-
-
-def log_plan_of_kinds(findings: PlanFindings, given: Mapping[str, Any], console: Console) -> bool:
-    """Print and log the report of what make_plan_of_kinds() found with the settings `given`; return whether any fits.
-
-    Raises:
-        InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
-
-    """
-    fits, gpu = any(card.recommended is not None for card in findings.cards), str(given["gpu"])
-    values = {**_read(given)[2], **given}
-    log_findings(findings, f"{findings.model} on {gpu}", {"gpu": gpu}, values, console, succeeded=fits)
-    return fits
 
 
 def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":

@@ -1,6 +1,6 @@
 """`fitproof finetune --gpu CARD`: which kinds of fine-tuning fit a card, at which length, and how fast."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,9 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.config.experiment import make_experiment
 from pipeline.config.settings import dotted, merged, nested
-from pipeline.jobs.plan import make_plan
+from pipeline.jobs.plan import AUTO_LENGTH, LENGTH, make_plan
 from pipeline.jobs.plan_settings import budget_bytes_on, targets
-from pipeline.planning.longest import longest_that_fits
 from pipeline.planning.plan import CardPlan, PlanFindings
-from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.report.command import command_line
 
 Settings = Mapping[str, Any]
@@ -45,7 +43,7 @@ def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings,
                 reasons[name] = str(error)
             else:
                 if name in plans and is_longest_wanted:
-                    plans[name] = replace(plans[name], cards=tuple(_with_longest(plans[name], values)))
+                    plans[name] = _with_longest(plans[name], values)
             advance(1, f"last: {name}")
     if not plans:
         raise InvalidInputError("\n".join(dict.fromkeys((*reasons.values(), *unsupported.values()))))
@@ -107,17 +105,18 @@ def _plan(values: Settings, space: Settings) -> PlanFindings:
     return make_plan({**values, "space": others}, Console(quiet=True))
 
 
-def _with_longest(plan: PlanFindings, values: Settings) -> Iterator[CardPlan]:
-    """Yield the plan of each card with the longest sequences of its configuration with the smallest peak."""
-    for card, target in zip(plan.cards, targets(str(values["gpu"])), strict=True):
-        if card.recommended is None:
-            yield card
-            continue
-        least = min(card.rows, key=lambda row: row.peak_bytes)
-        settings = merged(_of_run(values), nested({**least.choice, "device": "cpu", "model": plan.model}))
-        experiment = make_experiment(settings, "finetune").with_random_weights("cpu")  # their values change no memory
-        found = longest_that_fits(experiment, target, card.budget_bytes, context_bytes_of(target))
-        yield replace(card, longest_length=found.length)
+def _with_longest(plan: PlanFindings, values: Settings) -> PlanFindings:
+    """Return the plan of a kind with the longest sequences on each card, of the configurations with the least peaks."""
+    least = [min(card.rows, key=lambda row: row.peak_bytes).choice for card in plan.cards if card.recommended]
+    if not least:
+        return plan
+    space = {name: list(dict.fromkeys(choice[name] for choice in least)) for name in least[0]}
+    longest = make_plan({**values, LENGTH: AUTO_LENGTH, "space": space}, Console(quiet=True))
+    cards = []
+    for card, found in zip(plan.cards, longest.cards, strict=True):
+        length = found.recommended.choice[LENGTH] if card.recommended and found.recommended else None
+        cards.append(replace(card, longest_length=length))
+    return replace(plan, cards=tuple(cards))
 
 
 def _command(cards: list[CardPlan], given: Settings) -> str | None:
@@ -125,4 +124,5 @@ def _command(cards: list[CardPlan], given: Settings) -> str | None:
     kind = next((card.kind for card in cards if card.recommended is not None), None)
     if kind is None:
         return None
-    return command_line("finetune", {**dict(dotted({k: v for k, v in given.items() if k != "gpu"})), "kind": kind})
+    of_search = {name: value for name, value in given.items() if name not in ("gpu", "longest")}
+    return command_line("finetune", {**dict(dotted(of_search)), "kind": kind})

@@ -1,8 +1,13 @@
-"""`fitproof plan`: the predicted memory of every configuration on each card, and the one to start with."""
+"""`fitproof plan`: the predicted memory of every configuration on each card, and the one to start with.
 
-from collections.abc import Mapping, Sequence
+With sequence_length=auto each configuration has the longest sequences that fit.
+"""
+
+import json
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +18,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.units import MIB
 from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
-from pipeline.config.settings import default_values, dotted, validate
+from pipeline.config.settings import AllSettings, default_values, dotted, validate
 from pipeline.config.space import (
     Choice,
     Space,
@@ -23,25 +28,17 @@ from pipeline.config.space import (
     space_values,
 )
 from pipeline.jobs.lengths import corpus_notes
-from pipeline.jobs.longest import find_longest, log_longest
-from pipeline.jobs.plan_settings import (
-    AUTO_LENGTH,
-    LENGTHS_SPACE,
-    PlanSettings,
-    budget_bytes_on,
-    log_findings,
-    planned_row,
-    size_of_all,
-    targets,
-)
+from pipeline.jobs.plan_settings import PlanSettings, budget_bytes_on, size_of_all, targets
 from pipeline.jobs.printing import say_notes
 from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.planning.experiments import experiments_on
-from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, expected_order
+from pipeline.planning.longest import MULTIPLE, Longest, largest_length, longest_of_each
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, planned_row
 from pipeline.planning.promising import predict_promising
 from pipeline.planning.rates import cost_prior, note_on_link, note_on_rates
-from pipeline.planning.reasons import reasons_for
+from pipeline.planning.reasons import compared, reasons_for
+from pipeline.planning.step_time import CostPrior
 from pipeline.prediction.card_processes import card_processes, python_on_cuda_build
 from pipeline.prediction.cards import notes_on_card
 from pipeline.prediction.patches import not_predicted
@@ -50,19 +47,23 @@ from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
 from pipeline.training.typical_step import evaluation_note, lengths_note
 
+LENGTH = "sequence_length"
+AUTO_LENGTH = "auto"
+"""The value of sequence_length for which a plan finds the longest that fits."""
+LENGTHS_SPACE = "space_of_lengths"
+"""The key of plan.yaml with the default space of such a plan."""
+EXAMPLE_LENGTH = 256
+"""Length at which the corpus is then read for the shape of an example."""
+
 
 def plan(given: Mapping[str, Any], console: Console) -> int:
     """Predict, print and log; return the exit code: 1 if nothing is predicted to fit any card.
-
-    With sequence_length=auto, the longest sequences that fit are searched instead.
 
     Raises:
         InvalidInputError: as make_plan(), or the tracking store cannot be reached.
 
     """
-    if _read(given)[1].get("sequence_length") == AUTO_LENGTH:
-        return 0 if log_longest(find_longest(given), given, console) else 1
-    return 0 if log_plan(make_plan(given, console), given, console) else 1
+    return 0 if log_plan(make_plan(given, console), console) else 1
 
 
 def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
@@ -88,6 +89,10 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
             f"a plan takes effective_batch_size ({given['effective_batch_size']}) or effective_batch_sizes "
             f"({own.effective_batch_sizes}), and both are given; leave one out"
         )
+    lengths_up_to = None
+    if values.get(LENGTH) == AUTO_LENGTH:
+        lengths_up_to = largest_length(Experiment(validate(AllSettings, {**values, LENGTH: MULTIPLE}, "plan")))
+        values[LENGTH] = min(EXAMPLE_LENGTH, lengths_up_to)
     batches = [values | {"effective_batch_size": size} for size in dict.fromkeys(own.effective_batch_sizes)] or [values]
     planned = [(target, batch) for target in devices for batch in batches]
     spaces = [read_space(own, batch, given, "plan", target) for target, batch in planned]
@@ -99,7 +104,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
             )
     cards = tuple(
         replace(
-            _card_plan(target, budget, batch, space, own),
+            _card_plan(target, budget, batch, space, own, lengths_up_to),
             effective_batch_size=batch["effective_batch_size"] if own.effective_batch_sizes else None,
         )
         for (target, batch), (_, space) in zip(planned, spaces, strict=True)
@@ -108,77 +113,94 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], Experiment(shared))
-    say_notes(console, corpus_notes(Experiment(shared)))
-    differing = ("effective_batch_size", "accumulation_steps") if own.effective_batch_sizes else ()
+    say_notes(console, corpus_notes(Experiment(shared)) if lengths_up_to is None else ())
+    differing = {*space.dimensions, "device", "budget"}
+    differing |= {"effective_batch_size", "accumulation_steps"} if own.effective_batch_sizes else set()
+    differing |= set() if lengths_up_to is None else {LENGTH}
     return PlanFindings(
         entry="plan",
         model=values["model"],
         effective_batch_size=shared.effective_batch_size,  # type: ignore[attr-defined]
         dataset_size=shared.dataset_size,
         cards=cards,
-        settings={
-            name: value
-            for name, value in dotted(shared.model_dump())
-            if name not in (*space.dimensions, *differing, "device", "budget")
-        },
+        settings={name: value for name, value in dotted(shared.model_dump()) if name not in differing},
         environment=environment(torch.device("cpu")),
+        gpu=own.gpu,
     )
 
 
-def log_plan(findings: PlanFindings, given: Mapping[str, Any], console: Console) -> bool:
-    """Print and log the report of what make_plan() found with the settings `given`; return whether anything fits.
+def log_plan(findings: PlanFindings, console: Console) -> bool:
+    """Print the report of a plan and log it as a job; return whether anything fits.
 
     Raises:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
 
     """
-    own, values = _read(given)
+    from pipeline.jobs.publish import publish
+    from pipeline.tracking.job import open_job
+
     fits = any(card.recommended is not None for card in findings.cards)
     sizes = ", ".join(map(str, findings.effective_batch_sizes))
-    params = {"gpu": own.gpu, "effective_batch_size": sizes}
-    log_findings(findings, f"{findings.model} on {own.gpu}", params, values, console, succeeded=fits)
+    params = {"model": findings.model, "effective_batch_size": sizes, "gpu": findings.gpu}
+    subject = f"{findings.model} on {findings.gpu}"
+    if any(card.lengths_up_to for card in findings.cards):
+        subject, params[LENGTH] = f"longest sequences of {subject}", AUTO_LENGTH
+    with open_job(findings.entry, subject, Path(findings.settings["output"])) as job:
+        job.params(params)
+        job.file("environment.json", json.dumps(dict(findings.environment), indent=1))
+        publish(findings, {}, job, console)
+        job.succeeded = fits
     return fits
 
 
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
     """Return the settings of the plan and those of its configurations."""
     values = space_values("plan", given)
-    values.pop(LENGTHS_SPACE, None)
+    of_lengths = values.pop(LENGTHS_SPACE, None)
+    if values.get(LENGTH) == AUTO_LENGTH:
+        values["space"] = given.get("space", of_lengths or values["space"])
+        if LENGTH in values["space"]:
+            raise InvalidInputError(
+                f"{LENGTH}={AUTO_LENGTH} finds the length of each configuration, and {LENGTH} is a dimension too; "
+                "leave one of them out"
+            )
     own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
     return validate(PlanSettings, own, "plan"), values
 
 
 def _card_plan(
-    target: Hardware, budget: str | None, values: Mapping[str, Any], space: Space, own: PlanSettings
+    target: Hardware,
+    budget: str | None,
+    values: Mapping[str, Any],
+    space: Space,
+    own: PlanSettings,
+    lengths_up_to: int | None,
 ) -> CardPlan:
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = budget_bytes_on(budget, own.other_processes, target)
-    experiments, choices, refusals = experiments_on(target, values, space, own.mathematics, budget_bytes)
+    experiments, choices, refusals = experiments_on(target, values, space, own.mathematics)
     prior = cost_prior(target, own.known_link)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     causes: list[str] = []
-    predictions = (
-        predict_each(experiments, target, budget_bytes=budget_bytes)
-        if own.all
-        else predict_promising(experiments, choices, target, budget_bytes, prior)
-    )
 
-    def keep(number: int, prediction: Prediction | InvalidInputError) -> None:
-        if isinstance(prediction, InvalidInputError):
-            causes.append(str(prediction))
+    def keep(number: int, found: Longest | Prediction | InvalidInputError) -> None:
+        if isinstance(found, InvalidInputError):
+            causes.append(str(found))
             return
-        rows[number] = planned_row(choices[number], experiments[number], prediction, budget_bytes, prior)
-        if prediction.breakdown is not None:
-            breakdowns[number] = prediction.breakdown
+        choice, experiment, next_peak_bytes = choices[number], experiments[number], None
+        if isinstance(found, Longest):
+            experiment, next_peak_bytes, found = found.experiment, found.next_peak_bytes, found.prediction
+            choice = {**choice, LENGTH: experiment.settings.sequence_length}
+        rows[number] = planned_row(choice, experiment, found, budget_bytes, prior, next_peak_bytes)
+        if found.breakdown is not None:
+            breakdowns[number] = found.breakdown
 
-    which = f"{'' if own.all else 'the most promising of '}{len(experiments):,} configurations"
-    with closing(predictions), progress(f"predicting {which} on {target.name}", len(experiments) * own.all) as advance:
-        for number, prediction in predictions:
-            keep(number, prediction)
-            advance(1, "" if own.all else f"{len(rows) + len(causes)} done")
+    with closing(_outcomes(experiments, choices, target, budget_bytes, prior, own.all, lengths_up_to)) as outcomes:
+        for number, found in outcomes:
+            keep(number, found)
     num_seen = len(rows) + len(causes)
-    beside = [number for number in _compared(rows, choices) if number not in breakdowns]
+    beside = [number for number in compared(rows, choices, default_values()) if number not in breakdowns]
     num_seen += len({*beside} - {*rows})
     for place, prediction in predict_each([experiments[n] for n in beside], target, budget_bytes=budget_bytes):
         keep(beside[place], prediction)
@@ -195,7 +217,8 @@ def _card_plan(
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
         *map(evaluation_note, experiments[:1]),
     ]
-    if True in space.dimensions.get("optimizer_in_backward", ()) or not any(row.fits for row in ordered):
+    is_asked = True in space.dimensions.get("optimizer_in_backward", ()) or not any(row.fits for row in ordered)
+    if is_asked and lengths_up_to is None:
         peaks = [(experiments[number], row.peak_bytes) for number, row in rows.items()]
         notes.append(cost_of_clipping(peaks, target, budget_bytes))
     card = CardPlan(
@@ -206,29 +229,36 @@ def _card_plan(
         breakdown=None,
         notes=tuple(note for note in notes if note),
         num_configurations=None if num_seen == len(experiments) else len(experiments),
+        lengths_up_to=lengths_up_to,
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
     breakdown = next((breakdowns.get(number) for number, row in rows.items() if row is best), None)
     return replace(card, breakdown=breakdown, reasons=_reasons(card, [breakdowns.get(n) for n in sorted(rows)]))
 
 
-def _compared(rows: Mapping[int, PlannedRow], choices: Sequence[Choice]) -> list[int]:
-    """Return the numbers of the fastest configuration that fits, and of those with the default for one of its values.
-
-    Of the micro-batch size it is the next larger one. If none fits, it is the number of the one with the smallest peak.
-    """
-    if not rows:
-        return []
-    fitting = [number for number in rows if rows[number].fits]
-    if not fitting:
-        return [min(rows, key=lambda number: rows[number].peak_bytes)]
-    fastest = min(fitting, key=lambda number: expected_order(rows[number]))
-    best = rows[fastest]
-    sizes = sorted({choice["micro_batch_size"] for choice in choices if "micro_batch_size" in choice})  # type: ignore[type-var]
-    larger = next((size for size in sizes if size > best.micro_batch_size), best.micro_batch_size)  # type: ignore[operator]
-    defaults = {**default_values(), "micro_batch_size": larger}
-    beside = [{**best.choice, name: defaults[name]} for name in best.choice if name in defaults]
-    return [fastest, *(n for n, choice in enumerate(choices) if choice in beside and choice != best.choice)]
+def _outcomes(
+    experiments: Sequence[Experiment],
+    choices: Sequence[Choice],
+    target: Hardware,
+    budget_bytes: int,
+    prior: CostPrior,
+    wants_all: bool,
+    lengths_up_to: int | None,
+) -> Generator[tuple[int, Longest | Prediction | InvalidInputError], None, None]:
+    """Yield the number of a configuration and what is predicted of it, or why nothing is, and show the progress."""
+    which, total = f"{len(experiments):,} configurations", len(experiments)
+    outcomes: Generator[tuple[int, Longest | Prediction | InvalidInputError], None, None]
+    if lengths_up_to is not None:
+        which, outcomes = f"the longest sequences of {which}", longest_of_each(experiments, target, budget_bytes)
+    elif wants_all:
+        outcomes = predict_each(experiments, target, budget_bytes=budget_bytes)
+    else:
+        which, total = f"the most promising of {which}", 0
+        outcomes = predict_promising(experiments, choices, target, budget_bytes, prior)
+    with closing(outcomes), progress(f"predicting {which} on {target.name}", total) as advance:
+        for num_done, outcome in enumerate(outcomes, start=1):
+            yield outcome
+            advance(1, "" if total else f"{num_done} done")
 
 
 def _reasons(card: CardPlan, breakdowns: list[Breakdown | None]) -> tuple[str, ...]:

@@ -1,33 +1,19 @@
-"""What both kinds of plans share: settings, cards and budgets, the row of a prediction, and how they are logged."""
+"""The settings of a plan, and the cards and budgets that they mean."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field, PositiveInt
-from rich.console import Console
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import check_one_limit, other_bytes, parse_budget
-from pipeline.config.experiment import Experiment
-from pipeline.config.settings import RunSettings
-from pipeline.config.space import Choice, SpaceSettings
+from pipeline.config.space import SpaceSettings
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.planning.longest import LongestFindings
-from pipeline.planning.plan import PlanFindings, PlannedRow
-from pipeline.planning.step_time import CostPrior, estimated
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.prediction.prediction import Prediction
 from pipeline.simulation.links import SEVERAL, Link, find_link
-
-AUTO_LENGTH = "auto"
-"""The value of sequence_length for which a plan searches the longest that fits."""
-LENGTHS_SPACE = "space_of_lengths"
-"""The key of plan.yaml with the default space of such a plan."""
 
 
 class PlanSettings(SpaceSettings):
@@ -127,56 +113,3 @@ def budget_bytes_on(text: str | None, other_processes: str | None, target: Hardw
     if budget is not None:
         return parse_budget(budget, target.memory_bytes)
     return target.memory_bytes - context_bytes_of(target) - other_bytes(other_processes, target.memory_bytes)
-
-
-def planned_row(
-    choice: Choice, experiment: Experiment, prediction: Prediction, budget_bytes: int, prior: CostPrior
-) -> PlannedRow:
-    """Return the row of a prediction; the peaks of what fits are those of a run under this budget."""
-    settings: Any = experiment.settings
-    time = estimated(prediction, settings.accumulation_steps, prior)
-    peak_within = prediction.peak_within(budget_bytes)
-    reserved, device = prediction.peak_reserved_bytes, prediction.peak_device_bytes
-    if reserved is not None and device is not None and peak_within is not None:
-        reserved, device = peak_within, device - reserved + peak_within  # the rest is the CUDA context
-    return PlannedRow(
-        choice=choice,
-        micro_batch_size=experiment.micro_batch_size,
-        accumulation_steps=settings.accumulation_steps,
-        peak_allocated_bytes=prediction.peak_allocated_bytes,
-        peak_reserved_bytes=reserved,
-        peak_device_bytes=device,
-        fits=peak_within is not None,
-        seconds=time.seconds,
-        deviation=time.deviation,
-        tokens=round(prediction.num_tokens),
-        seconds_between=(time.overlapped_seconds, time.serial_seconds) if experiment.world_size > 1 else None,
-        category_bytes=dict(prediction.breakdown.category_bytes) if prediction.breakdown else {},
-    )
-
-
-def log_findings(
-    findings: PlanFindings | LongestFindings,
-    subject: str,
-    params: Mapping[str, str],
-    values: Mapping[str, Any],
-    console: Console,
-    *,
-    succeeded: bool,
-) -> None:
-    """Print the report of a plan, and log it as a job with these params; `values` has the setting `output`, if given.
-
-    Raises:
-        InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
-
-    """
-    from pipeline.jobs.publish import publish
-    from pipeline.tracking.job import open_job
-
-    output = Path(values.get("output", RunSettings.model_fields["output"].default))
-    with open_job(findings.entry, subject, output) as job:
-        shared = {"model": findings.model, "effective_batch_size": findings.effective_batch_size}
-        job.params({**shared, **params})
-        job.file("environment.json", json.dumps(dict(findings.environment), indent=1))
-        publish(findings, {}, job, console)
-        job.succeeded = succeeded

@@ -15,7 +15,6 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.variants import EntryPoint
 from pipeline.jobs.comparison import StepProgress
 from pipeline.jobs.lengths import corpus_notes
-from pipeline.jobs.policies import with_policies
 from pipeline.jobs.printing import say, say_notes
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
@@ -52,7 +51,7 @@ def run_profiling(plan: EntryPoint, console: Console) -> "ProfilingFindings":
             "effective_batch_size to that of one process"
         )
     check_shapes(variant.experiment for variant in plan.variants)
-    [variant] = with_policies(plan).variants
+    [variant] = plan.variants
     experiment = variant.experiment
     settings, about = experiment.settings, environment(experiment.device)
     say_notes(console, corpus_notes(experiment))

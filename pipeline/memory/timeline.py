@@ -173,12 +173,6 @@ class Timeline:
         total: IntArray = np.cumsum(np.where(is_release, -num_bytes, num_bytes))
         return total
 
-    @property
-    def kept_bytes(self) -> int:
-        """The bytes alive when the last backward pass begins."""
-        begin = next(span.begin for span in reversed(self.spans) if span.phase == "backward")
-        return int(self.allocated_bytes_E[begin - 1])
-
     def alive(self, event: int) -> IntArray:
         """Return the numbers of the storages that are alive after event number `event`."""
         return np.flatnonzero((self.allocated_at_N <= event) & (self.freed_at_N > event))

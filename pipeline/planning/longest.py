@@ -1,16 +1,20 @@
-"""The longest sequences of a configuration whose predicted memory fits a budget."""
+"""The longest sequences of configurations whose predicted memory fits a budget."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
-from pipeline.planning.plan import PlannedRow
+from pipeline.memory.device import num_cores
+from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.predict import predict
+from pipeline.prediction.predict_all import why_not_predicted
 from pipeline.prediction.prediction import Prediction
+from pipeline.runtime.worker_pool import run_all, worker_pool
 
 MULTIPLE = 64
 """Lengths are multiples of it, in tokens."""
@@ -18,60 +22,14 @@ LARGEST_LENGTH = 2**20
 """The longest length that is tried of a model without a limit."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LongestRow:
-    """The longest sequences of one configuration on one card."""
-
-    sequence_length: int | None
-    """A multiple of MULTIPLE; None if not even the shortest fits."""
-    planned: PlannedRow
-    """The configuration at that length, or at the shortest one if none fits."""
-    next_peak_bytes: int | None
-    """The predicted peak at the next length, which does not fit; None at the end of the model's positions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardLengths:
-    """The longest sequences of all configurations on one card."""
-
-    card: str
-    budget_bytes: int
-    rows: tuple[LongestRow, ...]
-    skipped: tuple[str, ...]
-    """Why configurations were left out, a sentence each."""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def longest(self) -> LongestRow | None:
-        """The configuration with the longest sequences, of equal ones the fastest expected; None if nothing fits."""
-        fitting = [row for row in self.rows if row.sequence_length is not None]
-        return max(fitting, key=lambda row: (row.sequence_length, row.planned.tokens_per_second), default=None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongestFindings:
-    """The results of a plan with sequence_length=auto."""
-
-    entry: str
-    model: str
-    effective_batch_size: int
-    largest_length: int
-    """The longest length that was tried: the model's positions."""
-    cards: tuple[CardLengths, ...]
-    settings: Mapping[str, Any]
-    environment: Mapping[str, str]
-
-
 @dataclass(frozen=True)
 class Longest:
-    """A found length with its prediction, and the prediction of the next one."""
+    """A configuration with the longest sequences that fit, or with the shortest that are tried if none does."""
 
-    length: int | None
-    """None if not even the shortest fits: then the prediction is of the shortest."""
     experiment: Experiment
-    """With that length."""
     prediction: Prediction
     next_peak_bytes: int | None
+    """The predicted peak at the next length, which does not fit; None at the end of the model's positions."""
 
 
 def largest_length(experiment: Experiment) -> int:
@@ -90,13 +48,36 @@ def largest_length(experiment: Experiment) -> int:
     return limit // MULTIPLE * MULTIPLE
 
 
-def longest_that_fits(experiment: Experiment, target: Hardware, budget_bytes: int, context_bytes: int) -> Longest:
-    """Return the longest sequences whose predicted memory fits; the corpus gives the shape of an example, no length.
+def longest_of_each(
+    experiments: Sequence[Experiment], target: Hardware, budget_bytes: int
+) -> Generator[tuple[int, Longest | InvalidInputError], None, None]:
+    """Yield the number of each experiment and its longest sequences, or why it cannot be predicted.
 
-    Raises:
-        InvalidInputError: as predict().
-
+    The corpus gives the shape of an example, no length.
     """
+    work = partial(_longest_or_error, target=target, budget_bytes=budget_bytes, context_bytes=context_bytes_of(target))
+    if target.kind == "cuda":  # each length runs in a process of its own
+        with ThreadPoolExecutor(num_cores()) as threads:
+            futures = {threads.submit(work, one): number for number, one in enumerate(experiments)}
+            try:
+                yield from ((futures[done], done.result()) for done in as_completed(futures))
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+        return
+    with worker_pool(max(1, min(num_cores(), len(experiments)))) as pool:
+        yield from run_all(pool, work, experiments)
+
+
+def _longest_or_error(
+    experiment: Experiment, target: Hardware, budget_bytes: int, context_bytes: int
+) -> Longest | InvalidInputError:
+    try:
+        return _longest(experiment, target, budget_bytes, context_bytes)
+    except Exception as error:  # whatever a model or a technique raises
+        return why_not_predicted(error)
+
+
+def _longest(experiment: Experiment, target: Hardware, budget_bytes: int, context_bytes: int) -> Longest:
     prepared = experiment.read_corpus()
 
     def with_length(length: int) -> Experiment:
@@ -111,7 +92,8 @@ def longest_that_fits(experiment: Experiment, target: Hardware, budget_bytes: in
     if not supported:
         raise InvalidInputError(str(with_length(lengths[-1]).unsupported(target)))
     length, found, beyond = largest_fitting(supported, predicted, budget_bytes)
-    return Longest(length, with_length(length or supported[0]), found, None if beyond is None else beyond.peak_bytes)
+    next_peak_bytes = None if length is None or beyond is None else beyond.peak_bytes
+    return Longest(with_length(length or supported[0]), found, next_peak_bytes)
 
 
 def largest_fitting(

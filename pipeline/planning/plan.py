@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.base.results import limited_peak
+from pipeline.config.experiment import Experiment
+from pipeline.config.space import Choice
 from pipeline.memory.breakdown import Breakdown
+from pipeline.planning.step_time import CostPrior, estimated
+from pipeline.prediction.prediction import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,8 @@ class PlannedRow:
     """The same if all that ranks send overlaps with computing, and if none of it does; None for one rank."""
     category_bytes: Mapping[str, int] = field(default_factory=dict)
     """What is allocated at the peak, by purpose."""
+    next_peak_bytes: int | None = None
+    """Where the longest sequences were searched: the peak with the next length, which does not fit."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -45,6 +51,38 @@ class PlannedRow:
 def expected_order(row: PlannedRow) -> tuple[float, int]:
     """Return the sort key of expected speed: the estimated seconds per token, then the memory."""
     return (row.seconds / row.tokens, row.peak_bytes)
+
+
+def planned_row(
+    choice: Choice,
+    experiment: Experiment,
+    prediction: Prediction,
+    budget_bytes: int,
+    prior: CostPrior,
+    next_peak_bytes: int | None = None,
+) -> PlannedRow:
+    """Return the row of a prediction; the peaks of what fits are those of a run under this budget."""
+    settings: Any = experiment.settings
+    time = estimated(prediction, settings.accumulation_steps, prior)
+    peak_within = prediction.peak_within(budget_bytes)
+    reserved, device = prediction.peak_reserved_bytes, prediction.peak_device_bytes
+    if reserved is not None and device is not None and peak_within is not None:
+        reserved, device = peak_within, device - reserved + peak_within  # the rest is the CUDA context
+    return PlannedRow(
+        choice=choice,
+        micro_batch_size=experiment.micro_batch_size,
+        accumulation_steps=settings.accumulation_steps,
+        peak_allocated_bytes=prediction.peak_allocated_bytes,
+        peak_reserved_bytes=reserved,
+        peak_device_bytes=device,
+        fits=peak_within is not None,
+        seconds=time.seconds,
+        deviation=time.deviation,
+        tokens=round(prediction.num_tokens),
+        seconds_between=(time.overlapped_seconds, time.serial_seconds) if experiment.world_size > 1 else None,
+        category_bytes=dict(prediction.breakdown.category_bytes) if prediction.breakdown else {},
+        next_peak_bytes=next_peak_bytes,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +110,8 @@ class CardPlan:
     """The longest sequences that its configuration with the smallest peak can train; None where it is not known."""
     num_configurations: int | None = None
     """Configurations of the space, where only those are predicted that may be the fastest; None: all are."""
+    lengths_up_to: int | None = None
+    """The longest sequences that were tried, where each choice has the longest that fit; None: they are given."""
 
     @property
     def name(self) -> str:
@@ -82,8 +122,13 @@ class CardPlan:
 
     @property
     def recommended(self) -> PlannedRow | None:
-        """Return the configuration that fits and is expected to be the fastest; None if nothing fits."""
-        return min((row for row in self.rows if row.fits), key=expected_order, default=None)
+        """Return the first configuration in this order; None if nothing fits."""
+        return min((row for row in self.rows if row.fits), key=self.order, default=None)
+
+    def order(self, row: PlannedRow) -> tuple[float, ...]:
+        """Return the sort key of a row: what fits, the longest where these are searched, then what is the fastest."""
+        length = 0 if self.lengths_up_to is None else row.choice["sequence_length"]
+        return (not row.fits, -length, *expected_order(row))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +143,8 @@ class PlanFindings:
     cards: tuple[CardPlan, ...]
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
+    gpu: str = "auto"
+    """The cards as they were asked for."""
     command: str | None = None
     """What goes on from the plan on a machine with the card; None: the run of the recommended configuration."""
 

@@ -6,14 +6,34 @@ from typing import Any
 
 from pipeline.base.units import MIB
 from pipeline.config.settings import written
+from pipeline.config.space import Choice
 from pipeline.memory.breakdown import Breakdown
-from pipeline.planning.plan import PlannedRow
+from pipeline.planning.plan import PlannedRow, expected_order
 
 SIZE = "micro_batch_size"
 HEAD = ("lm_head", "loss")
 """Modules whose tensors are logits and what is computed from them, as transformers and the recorder name them."""
 SMALLEST_SHARE = 0.1
 """Share of a peak from which on a sentence names the part that saves so much."""
+
+
+def compared(rows: Mapping[int, PlannedRow], choices: Sequence[Choice], default_values: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the fastest configuration that fits, and of those with the default for one of its values.
+
+    Of the micro-batch size it is the next larger one. If none fits, it is the number of the one with the smallest peak.
+    """
+    if not rows:
+        return []
+    fitting = [number for number in rows if rows[number].fits]
+    if not fitting:
+        return [min(rows, key=lambda number: rows[number].peak_bytes)]
+    fastest = min(fitting, key=lambda number: expected_order(rows[number]))
+    best = rows[fastest]
+    sizes = sorted({choice["micro_batch_size"] for choice in choices if "micro_batch_size" in choice})  # type: ignore[type-var]
+    larger = next((size for size in sizes if size > best.micro_batch_size), best.micro_batch_size)  # type: ignore[operator]
+    defaults = {**default_values, "micro_batch_size": larger}
+    beside = [{**best.choice, name: defaults[name]} for name in best.choice if name in defaults]
+    return [fastest, *(n for n, choice in enumerate(choices) if choice in beside and choice != best.choice)]
 
 
 def reasons_for(

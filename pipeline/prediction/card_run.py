@@ -101,8 +101,6 @@ def run_on_card(request: CardRequest) -> Prediction:
         if allocated <= request.budget_bytes < reserved:
             smallest = _smallest_budget(experiment, rows, allocated, request.budget_bytes) or reserved
     accumulation_steps = request.experiment.accumulation_steps
-    last = max(phase.step for phase in use.phases)
-    [kept] = [phase.allocated_bytes for phase in use.phases if (phase.step, phase.phase) == (last, "forward")]
     return Prediction(
         target=request.target,
         peak_allocated_bytes=allocated,
@@ -110,7 +108,6 @@ def run_on_card(request: CardRequest) -> Prediction:
         peak_device_bytes=reserved + request.context_bytes,
         smallest_budget_bytes=smallest,
         breakdown=None if timeline is None else at_peak(timeline),
-        kept_bytes=kept,
         micro_batch_size=request.experiment.micro_batch_size,
         pass_work=Work()
         if timeline is None

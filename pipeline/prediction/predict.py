@@ -69,7 +69,6 @@ def _predict_on_cpu(experiment: Experiment, target: Hardware, prepared: Prepared
         peak_device_bytes=None,
         smallest_budget_bytes=peak,
         breakdown=at_peak(timeline),
-        kept_bytes=timeline.kept_bytes,
         micro_batch_size=experiment.micro_batch_size,
         pass_work=timeline.pass_work(experiment.accumulation_steps).shortened(typical.share, typical.square_share),
         update_work=timeline.update_work,

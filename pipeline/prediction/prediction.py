@@ -22,8 +22,6 @@ class Prediction:
     """What suffices: the peak that a budget limits, or less where CUDA's allocator then releases what it cached."""
     breakdown: Breakdown | None
     """Breakdown of the peak, before the allocator rounds; None if the run was not recorded."""
-    kept_bytes: int
-    """Bytes alive when the last backward pass begins."""
     micro_batch_size: int
     pass_work: Work
     """Work of one forward and backward pass at this micro-batch size, recomputation included.

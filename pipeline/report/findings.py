@@ -9,13 +9,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.planning.longest import LongestFindings
 from pipeline.planning.plan import PlanFindings
 from pipeline.prediction.commands.explanation import Explanation
 from pipeline.prediction.commands.simulation import Simulation
 from pipeline.report.comparison import ComparisonFindings, comparison_report
 from pipeline.report.explanation import explanation_report
-from pipeline.report.longest import longest_report
 from pipeline.report.page import Headline, Report, Source
 from pipeline.report.plan import plan_report
 from pipeline.report.profile import ProfilingFindings, profiling_report
@@ -32,7 +30,6 @@ RUN, RUN_NAMES = "run", ("uri", "experiment_id", "run_id")
 Findings = (
     ComparisonFindings
     | Explanation
-    | LongestFindings
     | PlanFindings
     | ProfilingFindings
     | SearchFindings
@@ -44,7 +41,6 @@ Findings = (
 REPORTS: dict[type[Any], Callable[[Any], Report]] = {
     ComparisonFindings: comparison_report,
     Explanation: explanation_report,
-    LongestFindings: longest_report,
     PlanFindings: plan_report,
     ProfilingFindings: profiling_report,
     SearchFindings: search_report,
@@ -102,7 +98,8 @@ def read_findings(folder: Path) -> Findings:
             ) from error
         raise InvalidInputError(
             f"{file} must be what this version of Fitproof writes, and cannot be read as that; its report.html is "
-            "complete, and the version that wrote it (git_commit in environment.json) can make it again"
+            "complete; for a new one run its command again, or use the version that wrote it (git_commit in "
+            "environment.json)"
         ) from error
     return found
 

@@ -10,7 +10,8 @@ import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.config.settings import written
-from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, expected_order
+from pipeline.planning.longest import MULTIPLE
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.report.breakdown import tensors_table
 from pipeline.report.command import command_of
 from pipeline.report.heat_map import fit_plot, margins_text, percent_text, seconds_text
@@ -21,6 +22,8 @@ from pipeline.searching.results import columns, label
 
 NUM_IN_TERMINAL = 5
 """Configurations of a card that the terminal shows."""
+NEXT = "at the next MiB"
+"""Column of the peak at the next length."""
 OVERLAPS = ("s if all overlaps", "s if nothing does")
 """Columns of the seconds of several ranks."""
 NUM_ON_PAGE = 300
@@ -50,11 +53,13 @@ def plan_report(findings: PlanFindings) -> Report:
     if figures:
         sections[0] = replace(sections[0], headlines=())
     sizes = " or ".join(map(str, findings.effective_batch_sizes))
+    how_long = any(card.lengths_up_to for card in findings.cards)
+    begin = f"How long may sequences of {findings.model} be" if how_long else f"What would {findings.model} need"
     command, title = _command(findings)
     return Report(
         entry=findings.entry,
         question=(
-            f"What would {findings.model} need at an effective batch of {sizes} on "
+            f"{begin} at an effective batch of {sizes} on "
             f"{', '.join(dict.fromkeys(card.card for card in findings.cards))}?"
         ),
         answer=" ".join([*_answers(findings.cards), *([ESTIMATED] if recommended else [])]),
@@ -70,26 +75,29 @@ def plan_report(findings: PlanFindings) -> Report:
 
 def _lead(cards: Sequence[CardPlan]) -> str:
     """Return the answer in words beside its figures or the table of cards: the fastest start of all cards."""
-    card, best = _fastest(cards)
+    card, best = _first(cards)
     start = f"{label(best.choice)}, about {_speed_text(best)} ({percent_text(best)})"
+    what, those = "fastest start is that", "fastest that is"
+    if card.lengths_up_to is not None:
+        what, those = "longest sequences, of equal ones the fastest, are those", "longest sequences that are"
     if len(cards) == 1:
-        return f"Start with {start}: the fastest that is predicted to fit. {ESTIMATED}"
+        return f"Start with {start}: the {those} predicted to fit. {ESTIMATED}"
     without = [card.name for card in cards if card.recommended is None]
     nothing = f" Nothing fits {', '.join(without)}." if without else ""
-    return f"The fastest start is that on {card.name}: {start}.{nothing} {ESTIMATED}"
+    return f"The {what} on {card.name}: {start}.{nothing} {ESTIMATED}"
 
 
-def _fastest(cards: Sequence[CardPlan]) -> tuple[CardPlan, PlannedRow]:
-    """Return the fastest of the recommended configurations, of which there must be one, and its card."""
+def _first(cards: Sequence[CardPlan]) -> tuple[CardPlan, PlannedRow]:
+    """Return the recommended configuration to start with of all cards, of which there must be one, and its card."""
     found = [(card, card.recommended) for card in cards if card.recommended is not None]
-    return min(found, key=lambda pair: expected_order(pair[1]))
+    return min(found, key=lambda pair: pair[0].order(pair[1]))
 
 
 def _command(findings: PlanFindings) -> tuple[str | None, str]:
     """Return the command that goes on from the plan, with what it does; None if nothing fits."""
     if findings.command or not any(card.recommended for card in findings.cards):
         return findings.command, "Search the fastest configuration there"
-    card, best = _fastest(findings.cards)
+    card, best = _first(findings.cards)
     size = {} if card.effective_batch_size is None else {"effective_batch_size": card.effective_batch_size}
     return command_of("main", {**findings.settings, **size, **best.choice}), f"Run it on {card.card}"
 
@@ -146,15 +154,21 @@ def _answer(card: CardPlan) -> str:
         smallest = min((row.peak_bytes for row in card.rows), default=0) / MIB
         return (
             f"Nothing is predicted to fit {budget:,.0f} MiB of {card.name}: the smallest configuration needs "
-            f"{smallest:,.0f} MiB."
+            f"{smallest:,.0f} MiB{'' if card.lengths_up_to is None else f' with {MULTIPLE} tokens'}."
         )
     fitting = sum(row.fits for row in card.rows)
+    longest = "" if card.lengths_up_to is None else f"{_longest_text(card, best)}; "
     return (
-        f"On {card.name} {fitting} of {_which(card)} fit {budget:,.0f} MiB; "
+        f"On {card.name} {fitting} of {_which(card)} fit {budget:,.0f} MiB; {longest}"
         f"start with {label(best.choice)}, accumulation_steps {best.accumulation_steps}: predicted peak "
         f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom, estimated "
         f"{seconds_text(best.seconds)} a step, {best.tokens_per_second:,.0f} tokens a second ({margins_text(best)})."
     )
+
+
+def _longest_text(card: CardPlan, best: PlannedRow) -> str:
+    length = best.choice["sequence_length"]
+    return f"sequences of up to {length:,} tokens do{', all that the model takes' * (length == card.lengths_up_to)}"
 
 
 def _which(card: CardPlan) -> str:
@@ -178,11 +192,11 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_cells: int) -> Sec
     num_on_page = NUM_ON_PAGE // len(findings.cards)
     tables = [_configurations_table(name, card, findings, num_on_page)]
     notes = card.notes
-    if card.num_configurations is None:
-        tables.append(_largest_table(name, card, num_on_page))
-    else:
+    plots = (fit_plot(f"fit_{name}", card, num_cells),) if card.lengths_up_to is None else ()
+    if card.num_configurations is not None:
         notes = (NOTE_ON_OTHERS, *notes)
-    plots = (fit_plot(f"fit_{name}", card, num_cells),)
+    elif card.lengths_up_to is None:
+        tables.append(_largest_table(name, card, num_on_page))
     if card.breakdown is not None:
         which = "recommended configuration" if card.recommended else "smallest configuration"
         when = f"optimizer step {card.breakdown.step + 1}, {card.breakdown.phase}"
@@ -201,9 +215,8 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_cells: int) -> Sec
 
 
 def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tuple[Headline, ...]:
-    """Return what to start with, its memory and speed, and how much of the space fits."""
+    """Return what to start with, its memory and speed, and how much of the space fits, or how long sequences may be."""
     budget_mib, peak_mib = card.budget_bytes / MIB, best.peak_bytes / MIB
-    fitting = sum(row.fits for row in card.rows)
     factors = [best.micro_batch_size, best.accumulation_steps]
     num_ranks = findings.effective_batch_size_on(card) // math.prod(factors)
     several = num_ranks > 1
@@ -223,13 +236,22 @@ def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tupl
             value=_speed_text(best),
             detail=f"{seconds_text(best.seconds)} a step, {margins_text(best)}",
         ),
-        Headline(
-            title="predicted to fit",
-            value=f"{fitting} of {len(card.rows)}",
-            detail=f"configurations on {card.card}"
-            if card.num_configurations is None
-            else f"simulated of {card.num_configurations:,}; the others are expected to be slower or not to fit",
-        ),
+        _last_headline(card, best),
+    )
+
+
+def _last_headline(card: CardPlan, best: PlannedRow) -> Headline:
+    if card.lengths_up_to is not None:
+        length, next_peak_bytes = best.choice["sequence_length"], best.next_peak_bytes
+        more = f"with {length + MULTIPLE:,} it would peak at {(next_peak_bytes or 0) / MIB:,.0f} MiB"
+        detail = "all that the model takes" if next_peak_bytes is None else more
+        return Headline(title="longest sequences", value=f"{length:,} tokens", detail=detail)
+    return Headline(
+        title="predicted to fit",
+        value=f"{sum(row.fits for row in card.rows)} of {len(card.rows)}",
+        detail=f"configurations on {card.card}"
+        if card.num_configurations is None
+        else f"simulated of {card.num_configurations:,}; the others are expected to be slower or not to fit",
     )
 
 
@@ -238,6 +260,7 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
     lines = [
         {
             **{shown[key]: row.choice[key] for key in shown},
+            **({} if card.lengths_up_to is None else {NEXT: (row.next_peak_bytes or math.nan) / MIB}),
             "fits": "yes" if row.fits else "no",
             "tokens/s": row.tokens_per_second,
             "± %": 100 * row.deviation,
@@ -249,15 +272,17 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
             "seconds per step": row.seconds,
             **({} if row.seconds_between is None else dict(zip(OVERLAPS, row.seconds_between, strict=True))),
         }
-        for row in sorted(card.rows, key=lambda row: (not row.fits, expected_order(row)))
+        for row in sorted(card.rows, key=card.order)
     ]
-    whole = dict.fromkeys(("allocated MiB", "reserved MiB", "device MiB", "headroom MiB"), "{:,.0f}")
+    whole = dict.fromkeys((NEXT, "allocated MiB", "reserved MiB", "device MiB", "headroom MiB"), "{:,.0f}")
     title = f"predicted for {card.name}, within {card.budget_bytes / MIB:,.0f} MiB"
     updates = math.ceil(findings.dataset_size / findings.effective_batch_size_on(card))
     note = (
         "Configurations that fit come first, in the order of their estimated tokens per second. "
-        f"{updates:,} updates per epoch of {findings.dataset_size:,} sequences."
-    )
+        if card.lengths_up_to is None
+        else f"The longest first: of each configuration the most tokens that fit, in multiples of {MULTIPLE} up to "
+        f"{card.lengths_up_to:,}. The next length was predicted too, and does not fit. "
+    ) + f"{updates:,} updates per epoch of {findings.dataset_size:,} sequences."
     return Table(
         name=f"plan_{name}",
         title=title,
@@ -270,7 +295,7 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
         },
         note=note,
         num_in_terminal=NUM_IN_TERMINAL,
-        expendable=("", "device MiB", "allocated MiB", "headroom MiB", "± %", "seconds per step", *OVERLAPS),
+        expendable=("", NEXT, "device MiB", "allocated MiB", "headroom MiB", "± %", "seconds per step", *OVERLAPS),
         num_on_page=num_on_page,
     )
 

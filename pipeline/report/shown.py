@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pipeline.planning.longest import LongestFindings
 from pipeline.planning.plan import PlanFindings
 from pipeline.prediction.commands.simulation import Simulation
 from pipeline.report.comparison import ComparisonFindings
@@ -74,10 +73,6 @@ class Shown:
 
 class Plan(Shown, PlanFindings):
     """The predicted memory and time of configurations on cards."""
-
-
-class Longest(Shown, LongestFindings):
-    """The longest sequences that fit cards."""
 
 
 class Searched(Shown, SearchFindings):

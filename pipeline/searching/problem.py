@@ -21,7 +21,6 @@ from pipeline.config.runnable import Runnable
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
 from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named, num_cores
-from pipeline.planning.checkpointing_policy import resolved, with_policies
 from pipeline.planning.promising import FEWEST, ROUND_PER_CORE
 from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.summary import summary
@@ -53,8 +52,8 @@ class SearchProblem(Problem):
         return Configurations(self.run_values, "search")
 
     def experiment(self, choice: Choice) -> Experiment:
-        """Return the Experiment of one configuration, with explicit policies in place of `checkpointing=auto`."""
-        return resolved(self.configurations.experiment(choice))
+        """Return the Experiment of one configuration."""
+        return self.configurations.experiment(choice)
 
     def why_refused(self, choice: Choice) -> str | None:
         """Return why a configuration cannot be in the space, whether or not its values are; None if it can."""
@@ -84,8 +83,7 @@ class SearchProblem(Problem):
 
     def verified(self, choice: Choice) -> Experiment:
         """Return the Experiment of a trial with as many optimizer steps as an answer is verified for."""
-        trial: Any = self.experiment(choice).settings  # has explicit policies in place of `checkpointing=auto`
-        changes = {"num_steps": num_verified_steps(self), "checkpointing": trial.checkpointing}
+        changes = {"num_steps": num_verified_steps(self)}
         return make_experiment(merged(merged(self.run_values, nested(choice)), changes), "search")
 
     def summary(self, runnable: Runnable, result: Result) -> Summary:
@@ -197,8 +195,7 @@ def num_verified_steps(problem: SearchProblem) -> int:
 
 
 def _refusal(configurations: Configurations, hardware: Hardware, limit: Mathematics, choice: Choice) -> str | None:
-    experiment = configurations.experiment(choice)
-    return why_refused(experiment, choice, hardware, limit) or with_policies(experiment, hardware)[1]
+    return why_refused(configurations.experiment(choice), choice, hardware, limit)
 
 
 def make_problem(given: Mapping[str, Any]) -> SearchProblem:
@@ -227,7 +224,7 @@ def make_problem(given: Mapping[str, Any]) -> SearchProblem:
     configurations, hardware = Configurations(values, "search"), hardware_of(device)
 
     space, refusals = space.without(partial(_refusal, configurations, hardware, own.mathematics))
-    base = resolved(configurations.experiment(space.choices[0]))
+    base = configurations.experiment(space.choices[0])
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     experiments = [configurations.experiment(choice) for choice in varied]
     unseen = (*not_predicted(experiments, device.type), *notes_on(experiments))

@@ -21,6 +21,8 @@ FEW_DIMENSIONS = 4
 OWN_COMMAND = "fitproof main --config best.yaml"
 TOO_LARGE = (Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET)
 """Outcomes of a configuration that does not fit."""
+ALWAYS = ("micro_batch_size", "sequence_length")
+"""Dimensions that are shown even where they have their default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +97,12 @@ def speed_number(speed: float, unit: str) -> str:
 def label(choice: Mapping[str, Any]) -> str:
     """Return a configuration as text: `micro-batch 4, checkpointing none, precision bf16`.
 
-    Of many dimensions, those that have the default of their setting are left out, except for the micro-batch size.
+    Of many dimensions, those that have the default of their setting are left out, except for ALWAYS.
     """
     shown = choice
     if len(choice) > FEW_DIMENSIONS:
         defaults = default_values()
-        shown = {
-            name: value for name, value in choice.items() if name == "micro_batch_size" or value != defaults.get(name)
-        }
+        shown = {name: value for name, value in choice.items() if name in ALWAYS or value != defaults.get(name)}
     return (
         ", ".join(f"{heading(name)} {written(value) or 'none'}" for name, value in shown.items())
         or "all settings at their defaults"
@@ -119,8 +119,7 @@ def columns(choices: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         for name, value in choice.items():
             values.setdefault(name, set()).add(value)
     is_shown = {name: values[name] != {default_values().get(name)} for name in values}
-    is_shown["micro_batch_size"] = True
-    return {name: heading(name) for name in values if len(values) <= FEW_DIMENSIONS or is_shown[name]}
+    return {name: heading(name) for name in values if len(values) <= FEW_DIMENSIONS or name in ALWAYS or is_shown[name]}
 
 
 def heading(dimension: str) -> str:

@@ -17,14 +17,13 @@ from pipeline.base.user_functions import digest, is_function_name
 from pipeline.techniques._support import lora, quantized_layers
 from pipeline.techniques._support.lora import add_adapters, is_target, linear_layers, outside_layers
 from pipeline.techniques._support.quantized_layers import quantize_layers
+from pipeline.techniques._support.structure import built_without_weights
 
 FOUR_BIT_CAPABILITY = (6, 0)
 """CUDA compute capability from which on bitsandbytes has kernels for 4-bit weights (the table of its README)."""
 EIGHT_BIT_CAPABILITY = (7, 5)
 """The same for 8-bit weights."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SMALLEST_VOCABULARY = 300
-"""The minimum of the setting vocabulary_size, with which a model is built to find its linear layers."""
 
 
 def _checked_targets(value: str) -> str:
@@ -256,9 +255,7 @@ def _inside_layers(model: Model, name: str, code: str) -> _Inside:
 
     """
     del code
-    if getattr(model, "pretrained", False):
-        model = model.model_copy(update={"pretrained": False})
-    built = model.built_for_structure(name, SMALLEST_VOCABULARY)
+    built = built_without_weights(model, name)
     linear, others, num_in_others = dict[str, None](), dict[str, None](), 0
     for layer in built.layers:
         found = linear_layers(layer)

@@ -2,27 +2,36 @@
 
 import re
 from collections.abc import Callable
-from functools import partial
-from itertools import groupby
+from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.base.contracts import Hardware
+from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Stage, Step, Technique
+from pipeline.base.user_functions import digest, is_function_name
 from pipeline.memory.attention_saved import attention_saved_contexts
 from pipeline.techniques._support.offloading import offloaded_checkpoint
+from pipeline.techniques._support.structure import built_without_weights
 
-WHOLE = r"none|every_layer|every_([2-9]|[1-9]\d+)_layers|attention_saved|offloaded|auto"
-PART = r"(full|attention_saved|offloaded):\d+(-\d+)?"
-POLICY = re.compile(rf"{WHOLE}|{PART}(,{PART})*")
+WHOLE = r"none|every_layer|every_([2-9]|[1-9]\d+)_layers|attention_saved|offloaded"
+ONE = "(full|attention_saved|offloaded)"
+PART = rf"{ONE}:\d+(-\d+)?"
+SHARE = re.compile(rf"{ONE}:([1-9]\d?)%")
+POLICY = re.compile(rf"{WHOLE}|{SHARE.pattern}|{PART}(,{PART})*")
 RULE = (
-    "must be none, every_layer, every_2_layers, every_3_layers, ..., attention_saved, offloaded, auto, or policies "
-    "with their layers as in full:0-7,attention_saved:8-11"
+    "must be none, every_layer, every_2_layers, every_3_layers, ..., attention_saved, offloaded, a policy with its "
+    "share of the layers as in full:25%, or policies with their layers as in full:0-7,attention_saved:8-11"
 )
+REMEDY = (
+    "must say what is recomputed; fitproof plan finds the fastest policy that fits any card, and fitproof search the "
+    'one here, with --space \'{"micro_batch_size": "divisors", "checkpointing": ["none", "full:25%", "full:50%", '
+    '"full:75%", "every_layer"]}\''
+)
+"""What is said of `auto`: no setting of a run has a value that needs a prediction."""
 
 OPTIONS = {"use_reentrant": False}
 """Arguments of torch.utils.checkpoint; the non-reentrant variant supports hooks and keyword arguments."""
@@ -32,16 +41,14 @@ and its inputs wait on the host."""
 
 
 def _checked_policy(value: str) -> str:
+    if value == "auto":
+        raise ValueError(REMEDY)
     if POLICY.fullmatch(value) is None:
         raise ValueError(RULE)
     layers = [layer for _, part in _parts(value) for layer in part]
     if len(layers) != len(set(layers)) or any(not part for _, part in _parts(value)):
         raise ValueError(f"{RULE}, each range ascending and each layer in one of them")
     return value
-
-
-class RefusedPoliciesError(InvalidInputError):
-    """Policies that a configuration cannot have: its model has no such layer, or no policies fit its budget."""
 
 
 class Checkpointing(Technique):
@@ -51,7 +58,8 @@ class Checkpointing(Technique):
     needs_layers: ClassVar[bool] = True
 
     checkpointing: Annotated[str, AfterValidator(_checked_policy)] = "none"
-    """What is recomputed: none, every_layer, every_2_layers, ..., attention_saved, offloaded, full:0-7, auto."""
+    """What is recomputed: none, every_layer, every_2_layers, ..., attention_saved, offloaded, full:0-7, or
+    full:25% for the first quarter of the layers."""
 
     @property
     def mathematics(self) -> Mathematics:
@@ -86,26 +94,33 @@ class Checkpointing(Technique):
             )
         return None
 
+    def unsuited(self, model: Model, name: str) -> str | None:
+        """Return that it names a layer that the model does not have."""
+        if not _parts(self.checkpointing):
+            return None
+        try:
+            self.by_layer(_num_layers(model, name, digest(name) if is_function_name(name) else ""))
+        except InvalidInputError as error:
+            return str(error)
+        return None
+
     def by_layer(self, num_layers: int) -> tuple[str, ...]:
         """Return the policy of each of `num_layers` layers: none, full, attention_saved or offloaded.
 
         Raises:
-            RefusedPoliciesError: it names a layer that the model does not have.
-            InvalidInputError: it is `auto`, which has no policies yet.
+            InvalidInputError: it names a layer that the model does not have.
 
         """
-        if self.checkpointing == "auto":
-            raise InvalidInputError(
-                "checkpointing=auto needs the policies that a prediction chooses before a run starts, and has none; "
-                "give the policies themselves, as full:0-7"
-            )
         if self.checkpointing in (NONE, ATTENTION_SAVED, OFFLOADED):
             return (self.checkpointing,) * num_layers
         if self.every_n_layers is not None:
             return tuple(NONE if layer % self.every_n_layers else FULL for layer in range(num_layers))
+        if share := SHARE.fullmatch(self.checkpointing):
+            count = max(1, round(int(share[2]) / 100 * num_layers))
+            return (share[1],) * count + (NONE,) * (num_layers - count)
         policies = {layer: policy for policy, layers in _parts(self.checkpointing) for layer in layers}
         if max(policies) >= num_layers:
-            raise RefusedPoliciesError(
+            raise InvalidInputError(
                 f"checkpointing must name layers that the model has, 0 to {num_layers - 1}, and is "
                 f"{self.checkpointing}; end it at {num_layers - 1}"
             )
@@ -129,23 +144,16 @@ class Checkpointing(Technique):
         return step
 
 
-def as_text(policies: tuple[str, ...]) -> str:
-    """Return the value of the setting for the policies of all layers, from the first to the last."""
-    names = {NONE: NONE, FULL: "every_layer", ATTENTION_SAVED: ATTENTION_SAVED, OFFLOADED: OFFLOADED}
-    if len(set(policies)) == 1:
-        return names[policies[0]]
-    parts, begin = [], 0
-    for policy, group in groupby(policies):
-        end = begin + len(list(group))
-        if policy != NONE:
-            parts.append(f"{policy}:{begin}" + (f"-{end - 1}" if end - 1 > begin else ""))
-        begin = end
-    return ",".join(parts)
+@lru_cache
+def _num_layers(model: Model, name: str, code: str) -> int:
+    """Return how many layers model `name` has; `code` is a digest of the user's code that builds it."""
+    del code
+    return len(built_without_weights(model, name).layers)
 
 
 def _parts(text: str) -> list[tuple[str, range]]:
     """Return the policies with their layers, of a text as `full:0-7,attention_saved:8`."""
-    if ":" not in text:
+    if ":" not in text or SHARE.fullmatch(text):
         return []
     parts = []
     for part in text.split(","):
