@@ -298,6 +298,18 @@ def test_the_bound_holds_with_its_confidence_at_any_noise(noise: float) -> None:
     assert num_true >= 0.9 * num_searches
 
 
+def test_a_value_that_is_not_traced_may_take_any_time() -> None:
+    """As in a command, whose work is not counted: bf16 takes three times as long as the same work in fp32."""
+    seconds, probes = modelled(speedup=3.0), [0, 1, 7, 12, 14, 19, 24, 30, 31]
+    assumed = [
+        replace(one, pass_work=Work({"float32": one.micro_batch_size * 1e9}, num_kernels=1e3)) for one in CANDIDATES
+    ]
+    untraced = [replace(one, untraced=frozenset({"checkpointing", "precision"})) for one in assumed]
+    runs, rules = measured(seconds, probes, 10**12), Rules(budget_bytes=10**12)
+    assert not evaluate(assumed, runs, rules).is_adequate
+    assert evaluate(untraced, runs, rules).is_adequate
+
+
 def test_the_time_model_is_inadequate_where_its_residual_is_large() -> None:
     def erratic(one: Candidate) -> float:
         return modelled()(one) * (2.0 if one.micro_batch_size in (2, 8) else 1.0)
