@@ -166,7 +166,7 @@ def test_what_cannot_be_predicted_is_said_and_the_training_goes_on(
 def test_a_process_that_is_simulated_or_measured_already_predicts_nothing(
     fresh: Callable[..., Any], capsys: pytest.CaptureFixture[str], project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mlflow.set_tracking_uri(project.store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", project.store)
     for variable in ("SIMULATED_CARD_REPORT", "COMMAND_SOCKET"):
         with monkeypatch.context() as patch, mlflow.start_run() as run:
             patch.setenv(variable, "there")
