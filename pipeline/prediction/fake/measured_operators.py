@@ -68,9 +68,7 @@ def _num_workspace_bytes(form: Form, num_threads: int) -> int:
 def _inside(operator: Any, form: Form, num_threads: int) -> Inside:
     """Return what the call with these arguments allocates and frees, its results too: these are freed at its end."""
     del num_threads  # oneDNN's scratchpads depend on it
-    in_training = (
-        form[-1] is True
-    )  # the last argument of an LSTM's layer, which then keeps what its backward pass needs
+    in_training = form[-1] is True  # an LSTM's last argument: it then keeps what its backward pass needs
     with patch.dict(os.environ, QUIET), _disable_current_modes(), torch.set_grad_enabled(in_training):
         args = [_argument(part) for part in form]
         try:
