@@ -6,7 +6,7 @@ Axes: B sequences in a micro-batch, T tokens in a sequence, C channels, V vocabu
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -128,6 +128,10 @@ class Description:
     """Whether its loss compares the examples of a batch, so that smaller micro-batches are another training."""
 
 
+SMALLEST_VOCABULARY = 300
+"""Rows of an embedding that a corpus would determine, where only the layers count: it changes none of them."""
+
+
 class Model(Settings, ABC):
     """A family of models; its fields are the settings `<family>.<field>`."""
 
@@ -147,7 +151,11 @@ class Model(Settings, ABC):
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return model `name` in float32 on the CPU; `vocabulary_size` is the corpus's, 0 for a corpus of vectors."""
 
-    def built_for_structure(self, name: str, vocabulary_size: int) -> Trainable:
+    def with_random_weights(self) -> Self:
+        """Return the family with random weights in place of those of a checkpoint."""
+        return self.model_copy(update={"pretrained": False}) if getattr(self, "pretrained", False) else self
+
+    def built_for_structure(self, name: str, vocabulary_size: int = SMALLEST_VOCABULARY) -> Trainable:
         """Return model `name` on the meta device or, if its code needs the values of tensors, built with them.
 
         Its weights are not to be those of a checkpoint.

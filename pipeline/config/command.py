@@ -20,6 +20,11 @@ NO_TERMINAL = (
 """The remedy for a script that asks, as by input() or getpass."""
 
 
+def remedies(output: str) -> list[str]:
+    """Return what helps a command that ended with this output."""
+    return [NO_TERMINAL] if "EOFError" in output else []
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """One run of a training command; every placeholder has its value."""

@@ -236,9 +236,7 @@ class Experiment:
 
     def with_random_weights(self, device: str) -> "Experiment":
         """Return the same run on another device, with random weights in place of pretrained ones."""
-        changes: dict[str, Any] = {"device": device}
-        if getattr(self.model, "pretrained", False):
-            changes[self.family] = self.model.model_copy(update={"pretrained": False})
+        changes = {"device": device, self.family: self.model.with_random_weights()}
         return Experiment(self.settings.model_copy(update=changes))
 
     @property

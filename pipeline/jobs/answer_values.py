@@ -117,14 +117,8 @@ def _of_plan(findings: PlanFindings) -> dict[str, float]:
         return num_fitting
     is_longest = findings.cards[0].lengths_up_to is not None
     longest = {"longest_sequence_length": row.choice["sequence_length"]} if is_longest else {}
-    return (
-        num_fitting
-        | longest
-        | {
-            "predicted_peak_mib": row.peak_bytes / MIB,
-            "predicted_tokens_per_second": row.tokens_per_second,
-        }
-    )
+    speed = {"predicted_tokens_per_second": row.tokens_per_second}
+    return num_fitting | longest | {"predicted_peak_mib": row.peak_bytes / MIB} | speed
 
 
 def _of_rows(rows: Sequence[Row]) -> dict[str, float]:

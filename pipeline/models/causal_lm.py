@@ -34,13 +34,13 @@ class CausalLm(CausalModel):
         """Return None for a preset; any other model is built on the meta device and its head is checked."""
         if name in PRESETS:
             return None
-        return _why_inseparable(self.model_copy(update={"pretrained": False}), name, soft_cap)
+        return _why_inseparable(self.with_random_weights(), name, soft_cap)
 
     def inseparable_documents(self, name: str) -> str | None:
         """Return None for a preset; any other model is built on the meta device and called."""
         if name in PRESETS:
             return None
-        return _why_documents_join(self.model_copy(update={"pretrained": False}), name)
+        return _why_documents_join(self.with_random_weights(), name)
 
 
 @lru_cache

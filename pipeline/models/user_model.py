@@ -15,9 +15,6 @@ from pipeline.base.user_functions import call, digest, is_function_name, user_co
 from pipeline.models._support.heads import head_of, token_loss, why_inseparable
 from pipeline.models._support.transformers_models import position_limit
 
-SMALLEST_VOCABULARY = 300
-"""The minimum of the setting vocabulary_size, with which a model is built for its description."""
-
 PROBE = (2, 3)
 """Sequences and tokens of the batch on which its output is checked."""
 
@@ -126,7 +123,7 @@ def _built_for_shape(model: UserModel, name: str, code: str) -> Trainable:
 
     """
     del code
-    return model.built_for_structure(name, SMALLEST_VOCABULARY)
+    return model.built_for_structure(name)
 
 
 @lru_cache

@@ -52,13 +52,16 @@ class Expectation:
         likes += [likest(SIZE, size) for size in (small, sizes[-1]) if SIZE in first]
         return list(dict.fromkeys([self.sizes.index(busy), *likes]))
 
-    def log_seconds(self, known: Mapping[int, float]) -> Vector:
-        """Return the logarithm of the time of every configuration, of which some are known, by number."""
-        return _fitted(self._features_NF, known)
+    def of_all(self, known: Mapping[int, float]) -> Vector:
+        """Return the logarithm of a time, or a peak in a unit of about its size, of every configuration.
 
-    def peaks(self, known: Mapping[int, float]) -> Vector:
-        """Return the peak of every configuration, of which some are known, by number; in their unit, of about 1."""
-        return _fitted(self._features_NF, known)
+        Those of some are known, by number: a linear model of them, which has these where it can.
+        """
+        own, values_K = self._features_NF[list(known)], np.array(list(known.values()))
+        result: Vector = self._features_NF @ np.linalg.solve(
+            own.T @ own + RIDGE * np.eye(own.shape[1]), own.T @ values_K
+        )
+        return result
 
     @cached_property
     def _features_NF(self) -> Vector:
@@ -69,11 +72,3 @@ class Expectation:
         of_each_NV = np.hstack([np.ones((len(self.sizes), 1)), np.array(is_value).reshape(len(self.sizes), -1)])
         sizes_N1 = np.array(self.sizes, dtype=np.float64)[:, None]
         return np.hstack([of_each_NV, of_each_NV / sizes_N1, of_each_NV * sizes_N1 / sizes_N1.max()])
-
-
-def _fitted(features_NF: Vector, known: Mapping[int, float]) -> Vector:
-    """Return the values of all configurations by a linear model of the known ones; those are exact where it can be."""
-    own, values = features_NF[list(known)], np.array(list(known.values()))
-    inverse = own.T @ own + RIDGE * np.eye(own.shape[1])
-    result: Vector = features_NF @ np.linalg.solve(inverse, own.T @ values)
-    return result

@@ -96,8 +96,8 @@ class _Space:
             return []
         seconds = {number: math.log(self._seconds(number, known)) for number in predictions}
         peaks = {number: one.smallest_budget_bytes / self._budget_bytes for number, one in predictions.items()}
-        seconds_N = np.exp(self._expectation.log_seconds(seconds))[left]
-        peaks_N = self._expectation.peaks(peaks)[left]
+        seconds_N = np.exp(self._expectation.of_all(seconds))[left]
+        peaks_N = self._expectation.of_all(peaks)[left]
         best, num_in_round = self.best(known), ROUND_PER_CORE * num_cores()
         if best is None:
             return [int(number) for number in left[np.argsort(peaks_N)][:num_in_round]]

@@ -17,7 +17,7 @@ from pipeline.base.results import Outcome as RunOutcome
 from pipeline.base.results import Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB, parse_budget
-from pipeline.config.command import ACCUMULATION, MICRO_BATCH, NO_TERMINAL, WORLD_SIZE, Command
+from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, Command, remedies
 from pipeline.config.command_template import ALLOCATOR, Template, make_template
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import why_untimed
@@ -159,10 +159,8 @@ class CommandProblem(Problem):
             return None
         line = self.runnable(choice).line
         hints = [EXPANDED] if self.template.looks_expanded else []
-        hints += [NO_TERMINAL] if "EOFError" in (first.detail or "") else []
-        return "\n".join(
-            [f"the command must train, and its first run failed: {first.detail}", f"it was: {line}", *hints]
-        )
+        failed = f"the command must train, and its first run failed: {first.detail}"
+        return "\n".join([failed, f"it was: {line}", *hints, *remedies(first.detail or "")])
 
     @property
     def baselines(self) -> list[Choice]:

@@ -29,8 +29,8 @@ def with_expectations(candidates: Sequence[Candidate], budget_bytes: int, kind: 
         return candidates
     expectation, model = expectation_of(candidates), TimeModel(candidates, kind)
     prior_N, _ = model.evaluate(model.prior[0])
-    expected_N = expectation.log_seconds({number: prior_N[number] for number in peaks})
-    more_N, peaks_N = np.exp(expected_N - prior_N), expectation.peaks(peaks)
+    expected_N = expectation.of_all({number: prior_N[number] for number in peaks})
+    more_N, peaks_N = np.exp(expected_N - prior_N), expectation.of_all(peaks)
 
     def with_expectation(candidate: Candidate, more: float, peak: float) -> Candidate:
         if not candidate.is_expected:

@@ -17,7 +17,6 @@ from pipeline.base.user_functions import digest, is_function_name
 from pipeline.techniques._support import lora, quantized_layers
 from pipeline.techniques._support.lora import add_adapters, is_target, linear_layers, outside_layers
 from pipeline.techniques._support.quantized_layers import quantize_layers
-from pipeline.techniques._support.structure import built_without_weights
 
 FOUR_BIT_CAPABILITY = (6, 0)
 """CUDA compute capability from which on bitsandbytes has kernels for 4-bit weights (the table of its README)."""
@@ -255,7 +254,7 @@ def _inside_layers(model: Model, name: str, code: str) -> _Inside:
 
     """
     del code
-    built = built_without_weights(model, name)
+    built = model.with_random_weights().built_for_structure(name)
     linear, others, num_in_others = dict[str, None](), dict[str, None](), 0
     for layer in built.layers:
         found = linear_layers(layer)

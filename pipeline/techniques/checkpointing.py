@@ -15,7 +15,6 @@ from pipeline.base.technique import Mathematics, Stage, Step, Technique
 from pipeline.base.user_functions import digest, is_function_name
 from pipeline.memory.attention_saved import attention_saved_contexts
 from pipeline.techniques._support.offloading import offloaded_checkpoint
-from pipeline.techniques._support.structure import built_without_weights
 
 WHOLE = r"none|every_layer|every_([2-9]|[1-9]\d+)_layers|attention_saved|offloaded"
 ONE = "(full|attention_saved|offloaded)"
@@ -148,7 +147,7 @@ class Checkpointing(Technique):
 def _num_layers(model: Model, name: str, code: str) -> int:
     """Return how many layers model `name` has; `code` is a digest of the user's code that builds it."""
     del code
-    return len(built_without_weights(model, name).layers)
+    return len(model.with_random_weights().built_for_structure(name).layers)
 
 
 def _parts(text: str) -> list[tuple[str, range]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.progress import progress
-from pipeline.config.command import NO_TERMINAL, Command
+from pipeline.config.command import Command, remedies
 from pipeline.config.command_template import Template
 from pipeline.memory.device import cores
 from pipeline.prediction.commands.simulation import Verdict, simulate
@@ -118,8 +118,8 @@ def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
         return " ".join(notes) or "it ended before its second optimizer step"
     logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
     lines = [line for log in logs[-1:] for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    hint = [NO_TERMINAL] if any("EOFError" in line for line in lines[-LAST_LINES:]) else []
-    return "\n".join([f"on the simulated card it ended with exit code {exit_code}", *lines[-LAST_LINES:], *hint])
+    said = [f"on the simulated card it ended with exit code {exit_code}", *lines[-LAST_LINES:]]
+    return "\n".join([*said, *remedies("\n".join(said))])
 
 
 def _key(command: Command, build: TorchBuild, card: Card) -> str:
