@@ -257,10 +257,11 @@ def _last_headline(card: CardPlan, best: PlannedRow) -> Headline:
 
 def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num_on_page: int) -> Table:
     best, shown = card.recommended, columns(row.choice for row in card.rows)
+    has_longer = any(row.next_peak_bytes is not None for row in card.rows)
     lines = [
         {
             **{shown[key]: row.choice[key] for key in shown},
-            **({} if card.lengths_up_to is None else {NEXT: (row.next_peak_bytes or math.nan) / MIB}),
+            **({NEXT: (row.next_peak_bytes or math.nan) / MIB} if has_longer else {}),
             "fits": "yes" if row.fits else "no",
             "tokens/s": row.tokens_per_second,
             "± %": 100 * row.deviation,
@@ -281,7 +282,7 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
         "Configurations that fit come first, in the order of their estimated tokens per second. "
         if card.lengths_up_to is None
         else f"The longest first: of each configuration the most tokens that fit, in multiples of {MULTIPLE} up to "
-        f"{card.lengths_up_to:,}. The next length was predicted too, and does not fit. "
+        f"{card.lengths_up_to:,}. {'The next length was predicted too, and does not fit. ' * has_longer}"
     ) + f"{updates:,} updates per epoch of {findings.dataset_size:,} sequences."
     return Table(
         name=f"plan_{name}",
