@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
-        print(f"interrupted: everything measured so far is kept{_how_to_go_on(entry)}", file=sys.stderr)  # noqa: T201
+        print(f"interrupted{_what_is_kept(entry)}", file=sys.stderr)  # noqa: T201
         return INTERRUPTED
 
 
@@ -196,9 +196,12 @@ def _run_tool(name: str, words: list[str]) -> int:
     return code
 
 
-def _how_to_go_on(entry: str) -> str:
-    """Return what goes on after Ctrl-C."""
-    return "; the same command goes on from there" if entry in ("search", "finetune", "worker") else ""
+def _what_is_kept(entry: str) -> str:
+    """Return what Ctrl-C leaves, and how to go on."""
+    if entry == "plan":
+        return ": the predictions so far are kept, and the same command begins with them"
+    goes_on = "; the same command goes on from there" if entry in ("search", "finetune", "worker") else ""
+    return f": everything measured so far is kept{goes_on}"
 
 
 def _run_entry_point(entry: str, words: list[str]) -> int:

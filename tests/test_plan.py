@@ -250,4 +250,5 @@ def test_ctrl_c_leaves_nothing(project: Project) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
+    assert "interrupted: the predictions so far are kept" in err
     assert len(project.runs()) == before
