@@ -33,7 +33,7 @@ IRRELEVANT = """
     sequences
 """
 """Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
-CODE = ("base", "config", "memory", "models", "prediction", "simulation", "techniques", "training")
+CODE = ("base", "config", "data", "memory", "models", "prediction", "simulation", "techniques", "training")
 """Folders of the package that a prediction depends on."""
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "flash_attn")
