@@ -1,19 +1,18 @@
 """A copy of the project in a folder of its own, and the commands that a user would run there."""
 
 import contextlib
-import io
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest.mock import Mock
 
 import mlflow
@@ -100,11 +99,11 @@ class Project:
         """Run an entry point without `mlflow run`."""
         return self.call("python", "-m", "fitproof", entry, *as_words(settings))
 
-    def here(self, entry: str, settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    def here(self, entry: str, settings: Mapping[str, str], *words: str) -> "subprocess.CompletedProcess[str]":
         """Run an entry point of this project in this process, which has loaded already what takes a new one seconds."""
-        words = [entry, *as_words(settings)]
+        command = [entry, *as_words(settings), *words]
         with self._inside() as (out, err):
-            return subprocess.CompletedProcess(words, main(words), out.getvalue(), err.getvalue())
+            return subprocess.CompletedProcess(command, main(command), _text(out), _text(err))
 
     def mlflow_run_here(self, entry: str, settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
         """Let MLflow run an entry point in this process: the run and the command are those of `mlflow run`."""
@@ -115,7 +114,7 @@ class Project:
             assert words[:3] == ["python", "-m", "fitproof"]
             variables = mlflow.projects.utils.get_run_env_vars(run_id, experiment_id)
             with Project(Path(folder), {**self.environment, **variables})._inside() as (out, err):
-                done.append(subprocess.CompletedProcess(words, main(words[3:]), out.getvalue(), err.getvalue()))
+                done.append(subprocess.CompletedProcess(words, main(words[3:]), _text(out), _text(err)))
             return Mock(run_id=run_id, wait=lambda: done[0].returncode == 0)
 
         with self._inside(), pytest.MonkeyPatch.context() as patch:
@@ -126,13 +125,12 @@ class Project:
         return only
 
     @contextlib.contextmanager
-    def _inside(self) -> Iterator[tuple[io.StringIO, io.StringIO]]:
-        """Be in its folder, with its environment; give what is written to stdout and to stderr."""
-        out, err = io.StringIO(), io.StringIO()
+    def _inside(self) -> Iterator[tuple[IO[str], IO[str]]]:
+        """Be in its folder, with its environment; give the files of what is written to stdout and to stderr."""
         with (
             contextlib.chdir(self.folder),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
+            _redirected(1, contextlib.redirect_stdout) as out,
+            _redirected(2, contextlib.redirect_stderr) as err,
             pytest.MonkeyPatch.context() as patch,
         ):
             for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
@@ -155,6 +153,27 @@ class Project:
         """Return a parent's children by name, the oldest first."""
         children = [run for run in self.runs(store) if parent_id(run) == parent.info.run_id]
         return {str(run.info.run_name): run for run in sorted(children, key=lambda run: run.info.start_time)}
+
+
+@contextlib.contextmanager
+def _redirected(
+    number: int, redirect: Callable[[IO[str]], contextlib.AbstractContextManager[IO[str]]]
+) -> Iterator[IO[str]]:
+    """Let what this process and those that it starts write to a descriptor go to the file that is given."""
+    kept = os.dup(number)
+    with tempfile.NamedTemporaryFile("w", buffering=1, newline="") as file:
+        os.dup2(file.fileno(), number)
+        try:
+            with redirect(file):
+                yield file
+        finally:
+            os.dup2(kept, number)
+            os.close(kept)
+
+
+def _text(file: IO[str]) -> str:
+    file.flush()
+    return Path(file.name).read_bytes().decode()
 
 
 @cache

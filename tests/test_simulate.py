@@ -54,8 +54,7 @@ def project(tmp_path: Path) -> Project:
 
 def simulate(project: Project, *words: str, gpu: str = "rtx4090") -> Any:
     """Run the command on a simulated card."""
-    command = ("--", str(CUDA_PYTHON), *words)
-    return project.call("python", "-m", "fitproof", "simulate", "--gpu", gpu, *command)
+    return project.here("simulate", {"gpu": gpu}, "--", str(CUDA_PYTHON), *words)
 
 
 def findings(project: Project) -> Any:
@@ -102,6 +101,7 @@ def test_a_script_that_does_not_fit_ends_with_the_line_that_asked_for_too_much(p
     assert found.largest.device_bytes > found.memory_bytes  # told by the run on a card with room
     assert found.largest.num_steps == 3
     assert found.smallest_bytes > found.memory_bytes
+    assert found.memory_bytes < found.smallest_expandable_bytes <= 1.01 * found.smallest_bytes
 
 
 @needs_cuda_build
@@ -575,13 +575,13 @@ def test_two_simulations_are_compared_by_source_line(project: Project) -> None:
         assert simulate(project, "train.py", rows).returncode == 0
     runs = project.runs()
     ids = [run.info.run_id for run in sorted(runs, key=lambda run: run.info.start_time)]
-    done = project.call("python", "-m", "fitproof", "compare", "--runs", ",".join(ids))
+    done = project.here("compare", {"runs": ",".join(ids)})
     assert done.returncode == 0, done.stderr
     few, many = (read_findings(folder).largest for folder in sorted(project.folder.glob("runs/*-simulate-*")))
     more = (many.peak_allocated_bytes - few.peak_allocated_bytes) / 2**20
     said = " ".join(done.stdout.split())
     assert re.search(rf"{more:,.1f} MiB more than .*; the largest difference is of \w[\w ]* at train.py:\d+", said)
-    alone = project.call("python", "-m", "fitproof", "compare", "--runs", ids[0])
+    alone = project.here("compare", {"runs": ids[0]})
     assert alone.returncode == 2 and "two at least" in alone.stderr
 
 

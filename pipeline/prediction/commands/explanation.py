@@ -164,7 +164,7 @@ class _Tries:
         if failure is not None:
             return Try(changes=changes, needed_bytes=None, fits=False, failure=failure)
         allocator = {name: value for name, value in variables.items() if name == ALLOCATOR}
-        needed = replayed(wanted, run, allocator)
+        [needed] = replayed(wanted, run, [allocator])
         if needed is None:  # its requests cannot be given again: what it used with room is enough
             needed = max(device_bytes(run, record) for record in run.records)
         return Try(changes=changes, needed_bytes=needed, fits=needed <= self._memory_bytes)

@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,8 @@ UNLIMITED_MIB = 1 << 20
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 TOLERANCE = 0.02
 """Where only runs of the command tell the smallest memory, it is found to this share of it."""
+ROOM = 1.25
+"""Memory of the card on which requests are given again, as a multiple of what they used."""
 SAME_PEAK = 0.005
 """Peaks of two runs that differ by no more than this share are called equal."""
 
@@ -58,7 +60,7 @@ def smallest_memory(wanted: Simulate, run: SimulatedRun, folder: Path) -> Smalle
     was found. Where the requests cannot be given again, or the command then needs more, runs of the command tell.
     """
     folder.mkdir()
-    plain, expandable = (replayed(wanted, run, variables) for variables in ({}, EXPANDABLE))
+    plain, expandable = replayed(wanted, run, ({}, EXPANDABLE))
     if plain is not None and _runs(wanted, plain, folder / "confirmed"):
         return SmallestMemory(num_bytes=plain, num_bytes_expandable=expandable)
     again = run_hidden(with_room(wanted), folder / "again")
@@ -109,16 +111,22 @@ def _beside(run: SimulatedRun, record: Record) -> int:
     return device_bytes(run, record) - record.devices[card_of(record)].peak_reserved_bytes
 
 
-def replayed(wanted: Simulate, run: SimulatedRun, variables: Mapping[str, str]) -> int | None:
-    """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps."""
+def replayed(wanted: Simulate, run: SimulatedRun, allocators: Sequence[Mapping[str, str]]) -> tuple[int | None, ...]:
+    """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps.
+
+    There is an answer for each of the `allocators`, which are variables of the environment: None where the requests
+    cannot be given again. The card has little more memory than was used, since expandable segments take addresses for
+    all of it, and a process has addresses for 32 TiB.
+    """
     needed = []
     for record in run.records:
         python = python_of(record.command)
-        card = environment(with_room(wanted).card, python=python)
-        words = [str(python), replay.__file__, str(record.snapshot), str(card_of(record))]
-        done = subprocess.run(words, env={**os.environ, **card, **variables}, capture_output=True, check=False)
-        found: dict[str, int] = json.loads(done.stdout or "{}")
-        if not found:
-            return None
-        needed.append(found["smallest_cap_bytes"] + _beside(run, record))
-    return max(needed)
+        memory_mib = int(ROOM * device_bytes(run, record) / MIB)
+        card = environment(replace(wanted.card, memory_mib=memory_mib), python=python)
+        words = [str(python), replay.__file__, str(record.snapshot), str(card_of(record)), json.dumps(list(allocators))]
+        done = subprocess.run(
+            words, env={**os.environ, **wanted.variables, **card}, capture_output=True, text=True, check=False
+        )
+        caps: list[int | None] = json.loads(done.stdout or "null") or [None for _ in allocators]
+        needed.append([None if cap is None else cap + _beside(run, record) for cap in caps])
+    return tuple(None if None in of_one else max(of_one) for of_one in zip(*needed, strict=True))

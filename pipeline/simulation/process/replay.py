@@ -1,16 +1,21 @@
 """Gives torch's allocator the requests of a recorded process again, and finds the smallest cap that serves them.
 
-    python replay.py SNAPSHOT DEVICE     on a simulated card; prints peak_reserved_bytes and smallest_cap_bytes as JSON
+    python replay.py SNAPSHOT DEVICE VARIABLES     on a simulated card
 
-The allocator is torch's own; the settings of the environment count, so that expandable segments can be compared. A
-process that CUDA graphs have given memory pools of their own cannot be replayed: then it prints {}.
+VARIABLES is a list in JSON: for each of its objects the allocator serves the requests with these variables of the
+environment, so that expandable segments can be compared. The list of smallest caps in bytes is printed as JSON. The
+allocator is torch's own. null stands where the requests cannot be given again, as those of a process that CUDA graphs
+have given memory pools of their own.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import pickle
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +23,25 @@ GRANULE = 1 << 21
 """The allocator reserves in multiples of this size, and caps are found to it."""
 
 
-def main(snapshot: Path, device: int) -> None:
-    """Print what the allocator reserves for the requests of a snapshot's process on a card."""
+def main(snapshot: Path, device: int, variables: list[dict[str, str]]) -> None:
+    """Print the smallest caps under which the allocator serves the requests of a snapshot's process on a card."""
     trace = pickle.loads(snapshot.read_bytes())["device_traces"][device]  # noqa: S301  # the parent's own file
     if any(tuple(event.get("pool_id", (0, 0))) != (0, 0) for event in trace):
-        print("{}")  # noqa: T201
+        print(json.dumps([None for _ in variables]))  # noqa: T201
         return
+    import torch  # noqa: F401  # once for all the processes that are forked
+
+    forks = [ProcessPoolExecutor(1, multiprocessing.get_context("fork")) for _ in variables]
+    caps = [fork.submit(smallest_cap, trace, own) for fork, own in zip(forks, variables, strict=True)]
+    print(json.dumps([None if cap.exception() else cap.result() for cap in caps]))  # noqa: T201
+
+
+def smallest_cap(trace: list[dict[str, Any]], variables: dict[str, str]) -> int:
+    """Return the smallest cap in bytes; torch reads the variables when it begins to use the card: not before this."""
     import torch
 
-    torch.cuda.synchronize()  # begins to use the card
+    os.environ.update(variables)
+    torch.cuda.synchronize()
     requests = compact(trace, torch)
     peak = replay(requests, torch, None)
     assert peak is not None  # without a cap the simulated card has room
@@ -37,7 +52,7 @@ def main(snapshot: Path, device: int) -> None:
             low = middle
         else:
             high = middle
-    print(json.dumps({"peak_reserved_bytes": peak, "smallest_cap_bytes": high * GRANULE}))  # noqa: T201
+    return high * GRANULE
 
 
 def compact(trace: list[dict[str, Any]], torch: Any) -> list[tuple[str, int, int, Any]]:
@@ -82,4 +97,4 @@ def replay(requests: list[tuple[str, int, int, Any]], torch: Any, cap_bytes: int
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
