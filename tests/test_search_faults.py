@@ -155,6 +155,7 @@ def test_two_searches_of_one_study_share_its_trials(project: Project) -> None:
     assert not unsent(project)
 
 
+@pytest.mark.slow
 def test_two_predictive_searches_share_a_study(project: Project) -> None:
     settings = {**SEARCH, "sampler": "predictive", "num_trials": "24"}
     words = ["python", "-m", "fitproof", "search", *as_words(settings)]
@@ -203,6 +204,7 @@ def test_a_budget_that_nothing_is_predicted_to_fit_is_refused_before_anything_is
     assert joined.returncode == 0 and len(complete(project)) == 1, "its time is over for all workers"
 
 
+@pytest.mark.slow
 def test_a_storage_that_another_process_locks_is_waited_for(project: Project) -> None:
     settings = {**SEARCH, "num_trials": "4"}
     with started(project, "python", "-m", "fitproof", "search", *as_words(settings)) as process:

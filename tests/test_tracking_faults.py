@@ -156,6 +156,7 @@ def measured_steps(project: Project) -> list[int]:
     return [step["step"] for step in json.loads(result.read_text())["result"]["steps"]]
 
 
+@pytest.mark.slow
 def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> None:
     project = server.project
     settings = {**SMALL, "model": "patient:build", "num_steps": MANY}

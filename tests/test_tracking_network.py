@@ -74,6 +74,7 @@ def assert_all_arrived(project: Project, server: MlflowServer) -> None:
     assert not unsent(project)
 
 
+@pytest.mark.slow
 def test_a_database_that_is_away_during_a_run_misses_nothing(
     project: Project, server: MlflowServer, postgresql: Postgresql
 ) -> None:

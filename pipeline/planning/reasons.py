@@ -57,7 +57,7 @@ def reasons_for(
         what = "" if name == SIZE else _saved(breakdowns[number], own)
         consequence = _consequence(best, other, what)
         if consequence:
-            sentences.append(f"{name}={written(value)}: {name}={written(other_value)} {consequence}.")
+            sentences.append(f"{name}={written(other_value)} {consequence}.")
     return tuple(sentences)
 
 

@@ -160,8 +160,7 @@ def _answer(card: CardPlan) -> str:
     longest = "" if card.lengths_up_to is None else f"{_longest_text(card, best)}; "
     return (
         f"On {card.name} {fitting} of {_which(card)} fit {budget:,.0f} MiB; {longest}"
-        f"start with {label(best.choice)}, accumulation_steps {best.accumulation_steps}: predicted peak "
-        f"{best.peak_bytes / MIB:,.0f} MiB, {budget - best.peak_bytes / MIB:,.0f} MiB of headroom, estimated "
+        f"start with {label(best.choice)}: predicted peak {best.peak_bytes / MIB:,.0f} MiB, estimated "
         f"{seconds_text(best.seconds)} a step, {best.tokens_per_second:,.0f} tokens a second ({margins_text(best)})."
     )
 
