@@ -18,13 +18,15 @@ from pipeline.base.units import MIB
 from pipeline.config.settings import RunSettings, validate
 from pipeline.jobs.simulate import EXIT_CODE_DOES_NOT_FIT, SimulatedCommandSettings, stdout_to_stderr, wanted_run
 from pipeline.memory.out_of_memory import Messages, OutOfMemoryMessage, Place, read_messages
-from pipeline.simulation.cards import CARDS, Card, Context
+from pipeline.simulation.cards import CARDS, TABLE, Card, Context
 from pipeline.simulation.run import Simulate
 
 if TYPE_CHECKING:
     from pipeline.prediction.commands.explanation import Explanation
 
 LONGEST_PATH = 256
+NUM_NEAREST = 5
+"""Cards that are named where none has the memory of a message."""
 SAME_CARD = 0.01
 """Cards of one model have memories that differ by no more than this share, with the driver and its settings."""
 LOOKED_FOR = (
@@ -167,15 +169,16 @@ def _card_of(message: OutOfMemoryMessage, console: Console) -> str:
     total = message.total_bytes
     if total is None:
         raise InvalidInputError(
-            "the message does not say how much memory the card has, so it must be named; add --gpu, one of "
-            f"{', '.join(CARDS)}"
+            "the message does not say how much memory the card has, so it must be named; add --gpu, as in --gpu "
+            f"rtx3090; all {len(CARDS)} cards are in {TABLE}"
         )
     by_distance = sorted(CARDS, key=lambda name: abs(CARDS[name].memory_mib * MIB - total))
     near = [name for name in by_distance if abs(CARDS[name].memory_mib * MIB / total - 1) <= SAME_CARD]
     if not near:
         raise InvalidInputError(
             f"no card that Fitproof knows has the {total / 2**30:.2f} GiB of the message; add --gpu with one of the "
-            f"same generation, which is then simulated with that memory: {', '.join(CARDS)}"
+            f"same generation, which is then simulated with that memory. The nearest are "
+            f"{', '.join(by_distance[:NUM_NEAREST])}, all {len(CARDS)} are in {TABLE}"
         )
     if len(near) > 1:
         console.print(
