@@ -78,6 +78,7 @@ class Table:
             title_justify="left",
             min_width=min(len(self.title), width or len(self.title)),  # a title is wrapped at its table's width
             box=box.SIMPLE_HEAD,
+            show_edge=False,
             pad_edge=False,
             collapse_padding=True,
             **caption,  # type: ignore[arg-type]
