@@ -45,10 +45,10 @@ def publish(
 
 def show(report: Report, console: Console, said: Sequence[str] = ()) -> None:
     """Print the tables, the notes and, last, the answer."""
-    for section in report.sections:
-        for table in section.tables:
-            if table.num_in_terminal != 0:
-                console.print(table.to_terminal(console.width))
+    for place, table in enumerate(table for table in report.tables if table.num_in_terminal != 0):
+        if place:
+            console.print()
+        console.print(table.to_terminal(console.width))
     several = sum(bool(section.why) for section in report.sections) > 1
     for section in report.sections:
         if section.why:
