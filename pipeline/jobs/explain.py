@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pipeline.prediction.commands.explanation import Explanation
 
 LONGEST_PATH = 256
-NUM_NEAREST = 5
-"""Cards that are named where none has the memory of a message."""
 SAME_CARD = 0.01
 """Cards of one model have memories that differ by no more than this share, with the driver and its settings."""
+NUM_CLOSE = 3
+"""Cards that are named where none has the memory of the message."""
 LOOKED_FOR = (
     "torch's `CUDA out of memory. Tried to allocate ...`, `CUDA error: out of memory`, errors of allocation of cuBLAS, "
     "cuDNN, cuSOLVER, cuFFT and NCCL, bitsandbytes' `Error out of memory at line ...`, and `DefaultCPUAllocator: can't "
@@ -169,16 +169,16 @@ def _card_of(message: OutOfMemoryMessage, console: Console) -> str:
     total = message.total_bytes
     if total is None:
         raise InvalidInputError(
-            "the message does not say how much memory the card has, so it must be named; add --gpu, as in --gpu "
-            f"rtx3090; all {len(CARDS)} cards are in {TABLE}"
+            "the message does not say how much memory the card has, so it must be named; add --gpu, as --gpu rtx4090; "
+            f"all {len(CARDS)} names are in {TABLE}"
         )
     by_distance = sorted(CARDS, key=lambda name: abs(CARDS[name].memory_mib * MIB - total))
     near = [name for name in by_distance if abs(CARDS[name].memory_mib * MIB / total - 1) <= SAME_CARD]
     if not near:
         raise InvalidInputError(
             f"no card that Fitproof knows has the {total / 2**30:.2f} GiB of the message; add --gpu with one of the "
-            f"same generation, which is then simulated with that memory. The nearest are "
-            f"{', '.join(by_distance[:NUM_NEAREST])}, all {len(CARDS)} are in {TABLE}"
+            "same generation, which is then simulated with that memory; the closest in memory are "
+            f"{', '.join(by_distance[:NUM_CLOSE])}, all {len(CARDS)} names are in {TABLE}"
         )
     if len(near) > 1:
         console.print(

@@ -45,13 +45,15 @@ def publish(
 
 def show(report: Report, console: Console, said: Sequence[str] = ()) -> None:
     """Print the tables, the notes and, last, the answer."""
+    for place, table in enumerate(table for table in report.tables if table.num_in_terminal != 0):
+        if place:
+            console.print()
+        console.print(table.to_terminal(console.width))
+    several = sum(bool(section.why) for section in report.sections) > 1
     for section in report.sections:
-        for table in section.tables:
-            if table.num_in_terminal != 0:
-                console.print(table.to_terminal(console.width))
-                console.print()
-    why = [f"{section.title}: {' '.join(section.why)}" for section in report.sections if section.why]
-    say_notes(console, [*why, *(note for section in report.sections for note in section.notes)], said)
+        if section.why:
+            say(console, " ".join((*([f"{section.title}:"] if several else ()), *section.why)), "yellow")
+    say_notes(console, [note for section in report.sections for note in section.notes], said)
     if any(section.left_out and section.tables for section in report.sections):
         say(console, "why configurations were left out of the space is on the page")
     say(console, report.answer, "bold")
