@@ -152,6 +152,7 @@ LEVERS = (
     Lever(technique="sharding", settings={"sharding": "fsdp"}, devices=()),
     Lever(technique="sharding", settings={"sharding": "fsdp", "reshard_after_forward": False}, devices=()),
     Lever(technique="sharding", settings={"sharding": "fsdp", "sharded_accumulation": False}, devices=()),
+    Lever(technique="sharding", settings={"sharding": "fsdp", "sharded_offloading": True}, devices=()),
     Lever(
         technique="adapter",
         settings={"adapter": "qlora", "qlora_weights": "int8"},

@@ -42,6 +42,7 @@ ALONE = {
     "sharding_replicas": 1,
     "sharded_accumulation": True,
     "reshard_after_forward": True,
+    "sharded_offloading": False,
 }
 BY_FOUR = {**FSDP, "world_size": 4, "micro_batch_size": 1}
 REPLICATED = {**BY_FOUR, "sharding_replicas": 2}
@@ -105,6 +106,10 @@ def losses(result: Result) -> list[float]:
         pytest.param({**REPLICATED, "sharded_accumulation": False}, id="two copies, whole gradients", marks=FOUR_RANKS),
         pytest.param({**FSDP, "precision": "fp16", "initial_loss_scale": 2.0**40}, id="sharded, skipped steps"),
         pytest.param(
+            {**FSDP, "sharded_offloading": True, "sequences": "padded", "sequence_length": 64, "max_grad_norm": 0.5},
+            id="sharded, on the host",
+        ),
+        pytest.param(
             {**FSDP, "checkpointing": "every_layer", "loss_kernel": "chunked", "optimizer": "muon"},
             id="sharded, techniques",
             marks=pytest.mark.slow,
@@ -150,6 +155,7 @@ def write_gradients(file: Path, experiment: Experiment, prepared: Any, emit: Any
     [
         {**FSDP, "loss_kernel": "chunked"},
         {**FSDP, "sharded_accumulation": False, "checkpointing": "every_layer"},
+        pytest.param({**FSDP, "sharded_offloading": True}, marks=pytest.mark.slow),
         pytest.param({**BY_FOUR, "reshard_after_forward": 2}, marks=FOUR_RANKS),
         pytest.param({**REPLICATED, "checkpointing": "every_layer"}, marks=FOUR_RANKS),
         pytest.param({**FSDP, "adapter": "lora", "reshard_after_forward": False}, marks=pytest.mark.slow),
@@ -340,6 +346,9 @@ def test_gradients_stay_in_their_buckets(log: Path) -> None:
         ({**FSDP, "sharded_accumulation": False, "micro_batch_size": 4}, "or a smaller micro_batch_size"),
         ({"reshard_after_forward": False}, "reshard_after_forward=false is a setting of sharding=fsdp"),
         ({"sharding_replicas": 2}, "sharding_replicas=2 is a setting of sharding=fsdp"),
+        ({"sharded_offloading": True}, "sharded_offloading=true is a setting of sharding=fsdp"),
+        ({**FSDP, "sharded_offloading": True, "optimizer": "muon"}, "set optimizer=adamw or sharded_offloading=false"),
+        ({**FSDP, "sharded_offloading": True, "precision": "fp16"}, "set precision=bf16 or sharded_offloading=false"),
         ({**FSDP, "sharding_replicas": 2}, "and is 2 with world_size=2; set it to 1, or sharding=none"),
         ({**BY_FOUR, "sharding_replicas": 3}, "and is 3 with world_size=4; set it to 1 or 2, or sharding=none"),
         ({**BY_FOUR, "reshard_after_forward": 4}, "and is 4 with 4 ranks; set it to true or false or 2"),

@@ -16,6 +16,7 @@ CONFIGURATIONS = (
     {"sharding": "fsdp", "precision": "bf16"},
     {"sharding": "fsdp", "sharded_accumulation": False, "reshard_after_forward": False, "checkpointing": "every_layer"},
     {"sharding": "fsdp", "sharding_replicas": 2, "world_size": 4, "micro_batch_size": 1},
+    {"sharding": "fsdp", "sharded_offloading": True, "precision": "bf16"},
     {"sharding": "fsdp", "reshard_after_forward": 2, "world_size": 4, "micro_batch_size": 1, "precision": "bf16"},
 )
 

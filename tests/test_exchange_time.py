@@ -65,6 +65,22 @@ def test_every_collective_is_counted_to_the_byte() -> None:
     assert halves.pass_work.sent_bytes[f"sent by all_gather {among}"] == BF16 * layers / 2
 
 
+def test_what_stays_on_the_host_is_copied_both_ways_and_updated_there() -> None:
+    module = tiny().model.build(tiny().settings.model, 512).module
+    total = sum(parameter.numel() for parameter in module.parameters())
+    layers = sum(parameter.numel() for name, parameter in module.named_parameters() if ".h." in name)
+    kept, offloaded = (sent(sharding="fsdp", sharded_offloading=is_offloaded) for is_offloaded in (False, True))
+    assert offloaded.peak_allocated_bytes < kept.peak_allocated_bytes
+    copied = offloaded.pass_work.host_bytes - kept.pass_work.host_bytes
+    to_card, from_card = FLOAT32 * (total + layers) / RANKS, FLOAT32 * total / RANKS
+    added = 3 / 4 * 3 * from_card  # to the gradients before, in all passes but the first: two are read, one is written
+    assert copied == to_card + from_card + added
+    assert offloaded.update_work.host_bytes > 7 * FLOAT32 * total / RANKS > kept.update_work.host_bytes
+    assert offloaded.update_work.moved_bytes < kept.update_work.moved_bytes / 100
+    time, slower = (estimated(one, 4, cost_prior(H100)) for one in (kept, offloaded))
+    assert slower.seconds > time.seconds
+
+
 def test_a_micro_batch_between_two_sends_what_it_sends_by_itself() -> None:
     """Also where the larger one takes a single pass, which scatters all gradients."""
     shared = {"sharding": "fsdp", "sharded_accumulation": False, "world_size": RANKS, "effective_batch_size": 32}

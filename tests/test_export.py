@@ -163,6 +163,22 @@ def test_a_sharded_model_is_one_of_each_framework_that_shards(reshards: bool, st
     assert "without sharding=fsdp" in files["lightning_trainer.py"]
 
 
+def test_parts_on_the_host_are_a_setting_of_each_framework_that_has_one(tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+    from transformers import TrainingArguments
+
+    several = {"world_size": 2, "effective_batch_size": 8, "micro_batch_size": 2, "sharding": "fsdp"}
+    files = export_files(tiny(**several, sharded_offloading=True))
+    write_files(files, tmp_path)
+    launched: Any = load_config_from_file(str(tmp_path / "accelerate.yaml"))
+    assert launched.fsdp_config["fsdp_offload_params"] is True
+    of_trainer = TrainingArguments(**json.loads(files["training_arguments.json"])).fsdp_plugin_args
+    assert of_trainer["cpu_offload"] is True
+    assert yaml.safe_load(files["axolotl.yaml"])["fsdp_config"]["offload_params"] is True
+    assert json.loads(files["deepspeed.json"])["zero_optimization"] == {"stage": 0}
+    assert "without sharding=fsdp" in files["deepspeed_setup.py"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning", "deepspeed", "trl"])
 def test_any_framework_trains_the_same(framework: str, exported: tuple[Path, list[float]]) -> None:

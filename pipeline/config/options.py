@@ -86,6 +86,7 @@ class RunOptions(TypedDict, total=False):
     sharding_replicas: int
     reshard_after_forward: int | bool
     sharded_accumulation: bool
+    sharded_offloading: bool
     weights: Literal["float32", "bfloat16"]
     causal_lm: dict[str, Any]
     contrastive: dict[str, Any]

@@ -55,7 +55,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._events: list[int] = []
         self._seconds: list[float] = []
-        self._counter = WorkCounter()
+        self._counter = WorkCounter(device.type)
         self._work: list[PhaseWork] = []
         self._step, self._loading, self._in_forward = 0, True, False
         self._spans: list[Span] = [Span(step=0, phase="load", begin=0)]

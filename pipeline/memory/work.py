@@ -60,7 +60,7 @@ class Work:
     num_kernels: float = 0
     """Operators that launch a kernel."""
     host_bytes: float = 0
-    """Bytes copied between the device and the host."""
+    """Bytes copied between the device and the host, and those that operators on a GPU's host read and write."""
     num_python_calls: float = 0
     """Operators that launch a kernel while tensors are saved through hooks, as in a checkpointed layer, and those that
     run under the mode that keeps attention's results: each of the two makes torch call Python."""
@@ -142,15 +142,16 @@ Memo = dict[str, CallWork | None]
 
 
 class WorkCounter:
-    """Adds up the work of operators."""
+    """Adds up the work of operators for a device of this type."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
         self._of_phase = Counter[str]()
 
     def count(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, memo: Memo) -> None:
         """Add the work of one call of an operator; calls with arguments of the same form share a memo."""
         if "work" not in memo:
-            memo["work"] = _work_of_call(operator, args, kwargs, result)
+            memo["work"] = _work_of_call(operator, args, kwargs, result, self._device_type)
         work = memo["work"]
         if work is not None:
             kind = work.kind or _compute_type(args) + ATTENTION * _is_attention(operator)
@@ -166,7 +167,9 @@ class WorkCounter:
         return work
 
 
-def _work_of_call(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> CallWork | None:
+def _work_of_call(
+    operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, device_type: str
+) -> CallWork | None:
     """Return the work of one call of an operator; None if it launches no kernel."""
     if not _has_kernel(operator):
         return None
@@ -177,7 +180,8 @@ def _work_of_call(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     if operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
         return CallWork("host_bytes", num_bytes(result))
     moved_bytes = _moved_bytes(operator, args, result)
-    return CallWork("moved_bytes", moved_bytes) if moved_bytes else None
+    kind = "host_bytes" if device_type == "cuda" and _is_on_host(args) else "moved_bytes"
+    return CallWork(kind, moved_bytes) if moved_bytes else None
 
 
 def _moved_bytes(operator: Any, args: tuple[Any, ...], result: Any) -> int:
@@ -193,6 +197,13 @@ def _moved_bytes(operator: Any, args: tuple[Any, ...], result: Any) -> int:
 
 def _device(tensor: Tensor) -> str:
     return tensor.device.type
+
+
+def _is_on_host(args: tuple[Any, ...]) -> bool:
+    """Whether an operator takes tensors with axes, alone or in lists, and all of them are in host memory."""
+    lists = (arg if isinstance(arg, list | tuple) else (arg,) for arg in args)
+    devices = {_device(part) for parts in lists for part in parts if isinstance(part, Tensor) and part.ndim}
+    return devices == {"cpu"}
 
 
 def _compute_type(args: tuple[Any, ...]) -> str:

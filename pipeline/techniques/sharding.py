@@ -22,6 +22,13 @@ NEEDS_WHOLE_PARAMETERS = {
 }
 """Optimizers that cannot update a part of a parameter as they would update all of it, and why."""
 
+OFFLOADING = {
+    "accelerate": "offload_params",
+    "training_arguments": "cpu_offload",
+    "trl": "cpu_offload",
+    "axolotl": "offload_params",
+}
+"""What FSDP2's parts in host memory are called, by target of an export."""
 
 IN_ACCELERATE = (
     "Accelerate, which makes the shards, sums gradients in the type of mixed precision, where float32 was measured; of "
@@ -45,6 +52,9 @@ class Sharding(Technique):
     each keeps a part of them, divided among so many ranks."""
     sharded_accumulation: bool = True
     """With fsdp, whether gradients are summed after each pass: a rank keeps a part of them; false: after the last."""
+    sharded_offloading: bool = False
+    """With fsdp, whether a rank's parts of parameters, gradients and optimizer state stay in host memory, where the
+    optimizer updates them: a layer's parameters are copied to the device before they are gathered."""
 
     @property
     def mathematics(self) -> Mathematics:
@@ -72,13 +82,21 @@ class Sharding(Technique):
         count = hardware.count or 1
         values = {
             "sharding": ("none", "fsdp"),
+            "sharded_offloading": (False, True),
             "sharding_replicas": tuple(2**power for power in range(count.bit_length()) if 2**power < count) or (1,),
         }.get(setting, (True, False))
         return values if hardware.kind == "cuda" and count > 1 else values[:1]
 
+    @property
+    def untimed(self) -> tuple[str, ...]:
+        """The parts on the host: how fast it updates them, beside other ranks, is assumed."""
+        return ("sharded_offloading",) if self.sharded_offloading else ()
+
     def not_predicted(self, kind: str) -> str | None:
-        """Return that fake tensors have no ranks."""
-        return f"sharding=fsdp: {_NOT_ON_CPU}" if self.active and kind == "cpu" else None
+        """Return that fake tensors have no ranks, or what is not known of a host."""
+        if self.active and kind == "cpu":
+            return f"sharding=fsdp: {_NOT_ON_CPU}"
+        return _NOT_OF_HOST if self.sharded_offloading else None
 
     def conflict(self, settings: Any) -> str | None:
         """Return which setting needs whole parameters, several ranks or passes, or FSDP2 itself."""
@@ -108,10 +126,29 @@ class Sharding(Technique):
             )
         if reason := self._indivisible(settings.world_size):
             return reason
+        if reason := self._not_offloaded(settings):
+            return reason
         if not self.sharded_accumulation and settings.accumulation_steps == 1:
             return (
                 "sharded_accumulation=false sums gradients after the last of several passes, and accumulation_steps is "
                 "1; set sharded_accumulation=true, or a smaller micro_batch_size"
+            )
+        return None
+
+    def _not_offloaded(self, settings: Any) -> str | None:
+        """Return what the host's parts cannot be updated with."""
+        if not self.sharded_offloading:
+            return None
+        rule = "sharded_offloading=true updates parameters in host memory"
+        if settings.optimizer != "adamw":
+            return (
+                f"{rule}, where Muon would multiply whole matrices, and optimizer is {settings.optimizer}; set "
+                "optimizer=adamw or sharded_offloading=false"
+            )
+        if settings.precision == "fp16":
+            return (
+                f"{rule}, and fp16's loss scale is on the device, which the host would have to wait for, and precision "
+                "is fp16; set precision=bf16 or sharded_offloading=false"
             )
         return None
 
@@ -148,6 +185,10 @@ class Sharding(Technique):
         by_layer = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": self.reshard_after_forward}
         if target == "pytorch":
             return Exported(notes=("It has the whole model in its one process, and so not the memory of a rank.",))
+        if self.sharded_offloading:
+            if target not in OFFLOADING:
+                return None
+            by_layer[OFFLOADING[target]] = True
         if target == "deepspeed":
             stage = 3 if self.reshard_after_forward else 2
             note = (
@@ -178,13 +219,19 @@ _NOT_ON_CPU = (
     "run measures it"
 )
 
+_NOT_OF_HOST = (
+    "sharded_offloading=true: host memory is neither predicted nor part of a budget; in times, copies overlap with "
+    "nothing, and the host's processor is assumed to read and write as many bytes a second for each rank as a copy "
+    "to its device moves"
+)
+
 
 def _fully_sharded(step: Step, sharding: Sharding) -> Step:
     """Return a step whose layers are gathered one at a time (FSDP2), and all other parameters for the whole pass.
 
     Parameters are gathered in the type of autocast, gradients are summed in float32, over several copies of the model
     in the last pass alone. The sum, not FSDP2's mean, is the gradient of the window's loss: each rank divides its
-    losses by all ranks' targets.
+    losses by all ranks' targets. Parts on the host are in pinned memory where the device is a GPU.
 
     Raises:
         InvalidInputError: this process has no group.
@@ -193,19 +240,26 @@ def _fully_sharded(step: Step, sharding: Sharding) -> Step:
     if not step.ranks.has_group:
         raise InvalidInputError(f"sharding=fsdp is {_NOT_ON_CPU}")
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     ranks, replicas = step.ranks, sharding.sharding_replicas
     shape, names = (replicas, ranks.size // replicas), ("replicate", "shard")
     first = 1 if replicas == 1 else 0
     mesh = init_device_mesh(step.device.type, shape[first:], mesh_dim_names=names[first:])
     policy = MixedPrecisionPolicy(param_dtype=_autocast_dtype(step), reduce_dtype=torch.float32)
+    keeps = CPUOffloadPolicy(pin_memory=step.device.type == "cuda") if sharding.sharded_offloading else OffloadPolicy()
     with nullcontext() if isinstance(sharding.reshard_after_forward, bool) else _one_mesh_after_forward():
         for layer in step.trainable.layers:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=sharding.reshard_after_forward, mp_policy=policy)
+            fully_shard(
+                layer,
+                mesh=mesh,
+                reshard_after_forward=sharding.reshard_after_forward,
+                mp_policy=policy,
+                offload_policy=keeps,
+            )
     loss = LossModule(step.trainable)
     as_they_are = replace(policy, cast_forward_inputs=False)  # a batch may have targets in float32
-    root = fully_shard(loss, mesh=mesh, reshard_after_forward=False, mp_policy=as_they_are)
+    root = fully_shard(loss, mesh=mesh, reshard_after_forward=False, mp_policy=as_they_are, offload_policy=keeps)
     for part in loss.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
