@@ -1,14 +1,19 @@
 """`search -- command`: a stranger's script, its placeholders as dimensions, its runs timed through the hook."""
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlflow
+import psutil
 import pytest
 import torch
 from conftest import ROOT
@@ -21,10 +26,12 @@ from pipeline.cli import main
 from pipeline.config.command import NO_TERMINAL
 from pipeline.config.command_template import Template
 from pipeline.config.patched_file import read_patched_file
+from pipeline.prediction.commands.command import predict_commands
 from pipeline.report.findings import read_findings
 from pipeline.searching.certificate import UNFIT
 from pipeline.searching.command_problem import CommandProblem, make_command_problem
 from pipeline.searching.results import SearchFindings
+from pipeline.simulation.cards import find_card
 
 SCRIPT = ROOT / "tests" / "commands" / "train.py"
 CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
@@ -43,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder of its own, with the script and a `sitecustomize` of the user's own on Python's path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'own_start')!r}, 'w').close()\n")
     (tmp_path / "train.py").write_text(ASKS_FOR_TORCH + SCRIPT.read_text())
     return tmp_path
@@ -338,9 +345,40 @@ def test_a_card_decides_what_fits_and_this_machine_what_is_fast(
 
 @needs_cuda_build
 def test_a_script_that_asks_on_a_card_ends_with_the_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "asks.py").write_text("import torch\ninput()\n")
+    (folder / "asks.py").write_text("import torch\nopen('/dev/tty').read()\n")  # as getpass does
     assert search("asks.py", *BATCH, own=("--gpu", "t4")) == 2
     assert NO_TERMINAL in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "a command follows --, and there is none"),
+        (["no-such-program", "{micro_batch_size}"], "no-such-program cannot be started (No such file or directory)"),
+    ],
+)
+def test_a_command_that_is_none_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["search", "--effective_batch_size", "8", "--budget", "1GiB", *SHORT, "--", *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@needs_cuda_build
+def test_ctrl_c_ends_a_run_on_a_card_that_has_no_terminal(folder: Path) -> None:
+    (folder / "waits.py").write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
+    made = problem(f"{CUDA_PYTHON} waits.py {{--x}}")
+    commands = [made.runnable(choice) for choice in made.space.choices]
+
+    def press_ctrl_c() -> None:
+        while not (folder / "pid").exists() or not (folder / "pid").read_text():
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press_ctrl_c).start()
+    with pytest.raises(KeyboardInterrupt):
+        predict_commands(commands, find_card("t4"), may_install=False)
+    assert not psutil.pid_exists(int((folder / "pid").read_text()))
 
 
 def problem(command: str, **others: Any) -> CommandProblem:
@@ -355,6 +393,7 @@ def problem(command: str, **others: Any) -> CommandProblem:
         ("python train.py --batch 4", {}, "this has none"),
         ("python train.py --dtype dtype:fp32 bf16", {}, "put quotes around it"),
         ("python train.py --dtype {dtype}", {}, "the placeholder {dtype} needs values"),
+        ("python train.py --batch {micro_batch}", {}, "did you mean {micro_batch_size}?"),
         (
             "python train.py {--compile}",
             {"space": {"compiled": [True]}},

@@ -18,11 +18,13 @@ NO_TERMINAL = (
     "a run has no terminal to read from: give what the script asks for as an option, in a file or as a variable"
 )
 """The remedy for a script that asks, as by input() or getpass."""
+ASKED = ("EOFError", "/dev/tty")
+"""What a script says that has asked where nobody answers."""
 
 
 def remedies(output: str) -> list[str]:
     """Return what helps a command that ended with this output."""
-    return [NO_TERMINAL] if "EOFError" in output else []
+    return [NO_TERMINAL] if any(sign in output for sign in ASKED) else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from pipeline.planning.plan import CardPlan, PlanFindings
 from pipeline.report.command import command_line
 
 Settings = Mapping[str, Any]
-LEANEST: Settings = {"micro_batch_size": [1], "checkpointing": ["every_layer"], "loss_kernel": ["chunked"]}
+LEANEST: Settings = {"micro_batch_size": 1, "checkpointing": "every_layer", "loss_kernel": "chunked"}
 """Of each dimension the value that needs the least memory."""
 
 
@@ -96,12 +96,13 @@ def _plan(values: Settings, space: Settings) -> PlanFindings:
 
     The others have the number format that is expected to be the fastest of the leanest ones.
     """
-    least = make_plan({**values, "space": {**space, **LEANEST}}, Console(quiet=True))
+    leanest = {name: [value] for name, value in LEANEST.items() if _unsupported({**values, name: value}) is None}
+    least = make_plan({**values, "space": {**space, **leanest}}, Console(quiet=True))
     start = next((card.recommended for card in least.cards if card.recommended is not None), None)
     if start is None:
         return least
     fastest = {name: [value] for name, value in start.choice.items() if name == "precision"}
-    others = {**space, "loss_kernel": LEANEST["loss_kernel"], **fastest}
+    others = {**space, **{name: values for name, values in leanest.items() if name == "loss_kernel"}, **fastest}
     return make_plan({**values, "space": others}, Console(quiet=True))
 
 

@@ -28,6 +28,7 @@ SECONDS_TO_END = 10.0
 """How long the command may take to end once its hook has ended its process."""
 NO_UPLOADS = {"WANDB_MODE": "disabled"}
 """Variables that keep a run from being uploaded, unless the user has set them."""
+NAMED = "the first word of a command is the name or path of a program, and variables are set with --env"
 NO_STEP = (
     "it ended by itself without an optimizer step: a command must train with an optimizer of torch.optim, by a Python "
     "that reads PYTHONPATH"
@@ -45,9 +46,13 @@ def run_command(command: Command, _: None, emit: Callable[[Any], None], *, stop:
             server.bind(path)
             server.listen()
             words = command.with_copies(Path(folder))
-            process = subprocess.Popen(  # in a session of its own it cannot ask at the terminal, and wait
-                words, env=_variables(command, path), stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            try:
+                process = subprocess.Popen(  # in a session of its own it cannot ask at the terminal, and wait
+                    words, env=_variables(command, path), stdin=subprocess.DEVNULL, start_new_session=True
+                )
+            except OSError as error:
+                emit(Failed(Outcome.CRASHED, f"{words[0]} cannot be started ({error.strerror}); {NAMED}"))
+                return
             try:
                 received = _Received(command, emit, stop, process.pid)
                 _receive(server, received, process)

@@ -1,5 +1,6 @@
 """The space of a command: the values of its placeholders, which of them go together, and the command of each choice."""
 
+import difflib
 import json
 import re
 import shlex
@@ -16,6 +17,8 @@ from pipeline.searching.settings import CommandSearchSettings
 
 DERIVED = (ACCUMULATION, EFFECTIVE_BATCH)
 """Placeholders that follow from others."""
+WITHOUT_VALUES = (MICRO_BATCH, *DERIVED, WORLD_SIZE)
+"""Placeholders that need no values of the user's."""
 OPTION = re.compile(r"[\"'](--[A-Za-z][\w-]*)[\"']")
 """An option in the source of a script."""
 MOST_OPTIONS = 20
@@ -42,10 +45,11 @@ def dimensions_of(settings: CommandSearchSettings, template: Template) -> dict[s
         if given == "divisors" and name == MICRO_BATCH:
             dimensions[name] = divisors(settings.effective_batch_size)
         elif isinstance(given, str) or (not given and name not in (*DERIVED, WORLD_SIZE)):
+            close = difflib.get_close_matches(name, WITHOUT_VALUES, n=1)
+            known = f"did you mean {{{close[0]}}}?" if close else f"known without are {', '.join(WITHOUT_VALUES)}"
             raise InvalidInputError(
                 f"the placeholder {{{name}}} needs values; write them as {{{name}:first,second}}, or as "
-                f"--space '{json.dumps({name: ['first', 'second']})}'; known without are {MICRO_BATCH}, "
-                f"{', '.join(DERIVED)} and {WORLD_SIZE}"
+                f"--space '{json.dumps({name: ['first', 'second']})}'; {known}"
             )
         elif given:
             dimensions[name] = tuple(given)

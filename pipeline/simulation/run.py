@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 from pipeline.base.processes import kill_family
 from pipeline.simulation.cards import Card
@@ -50,6 +51,8 @@ class Simulate:
     num_steps: int | None = 3
     """Optimizer steps after which each process ends; None: it runs to its own end."""
     time_limit_seconds: float | None = None
+    stop: Event | None = None
+    """Ends it, and whatever would run after it, once it is set."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of the environment, beside those of this process."""
     notes_failed_operator: bool = False
@@ -141,16 +144,19 @@ def run_command(
     )
     output = None if log is None else log.open("wb")
     try:
-        process = subprocess.Popen(  # where nobody sees what it asks, input() is not to wait
+        process = subprocess.Popen(  # where nobody sees what it asks, neither input() nor getpass is to wait
             wanted.command,
             env={**base, **card},
             stdin=None if output is None else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            start_new_session=output is not None,
         )
         latest = math.inf if end is None else end + GRACE_SECONDS
+        is_stopped = (lambda: False) if wanted.stop is None else wanted.stop.is_set
         exit_code = _wait(
-            process, lambda: time.time() > latest or (ends_at_steering_read and has_steering_read(folder))
+            process,
+            lambda: is_stopped() or time.time() > latest or (ends_at_steering_read and has_steering_read(folder)),
         )
     finally:
         if output is not None:

@@ -193,7 +193,8 @@ class ChatTemplate:
                 "have an answer that the tokenizer's chat template does not show behind its prompt (a template that "
                 "marks answers with {% generation %} says where they are)"
             )
-        if not all(str(call.get("name", "")) in text[start:end] for call in calls):
+        beside_words = text[start:end].replace(messages[number]["content"].strip(), "", 1)
+        if not all(str(call.get("name", "")) in beside_words for call in calls):
             raise UnreadableRowError("have tool calls that the tokenizer's chat template does not write")
         marked = after.lstrip(" ")
         mark = max((mark for mark in self._added_tokens if marked.startswith(mark)), key=len, default="")

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from threading import Event
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder, write_atomically
@@ -63,16 +64,20 @@ def predict_commands(commands: Sequence[Command], card: Card, may_install: bool)
     """
     first = on_cuda_build(commands[0].words, may_install)
     environment(card, python=python_of(first))  # so that one thread alone installs and compiles what all need
-    outcomes = []
+    outcomes, stop = [], Event()
     text = f"simulating {len(commands)} commands on {card.name}"
     with ThreadPoolExecutor(max(1, len(cores()))) as pool, progress(text, len(commands)) as advance:
-        for outcome in pool.map(partial(_predict, card=card, may_install=may_install), commands):
-            outcomes.append(outcome)
-            advance(1)
+        try:
+            for outcome in pool.map(partial(_predict, card=card, may_install=may_install, stop=stop), commands):
+                outcomes.append(outcome)
+                advance(1)
+        except BaseException:  # the pool is left once what runs in it has ended
+            stop.set()
+            raise
     return outcomes
 
 
-def _predict(command: Command, card: Card, may_install: bool) -> Outcome:
+def _predict(command: Command, card: Card, may_install: bool, stop: Event) -> Outcome:
     build = _build(python_of(on_cuda_build(command.words, may_install)))
     file = cache_folder() / f"command-{_key(command, build, card)}.json"
     if file.exists():
@@ -84,6 +89,7 @@ def _predict(command: Command, card: Card, may_install: bool) -> Outcome:
         num_cards=command.world_size,
         variables={**ONE_THREAD, **command.environment},
         time_limit_seconds=command.time_limit,
+        stop=stop,
     )
     try:
         outcome = _simulated(wanted, folder)
