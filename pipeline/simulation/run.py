@@ -153,11 +153,12 @@ def run_command(
             start_new_session=output is not None,
         )
         latest = math.inf if end is None else end + GRACE_SECONDS
-        is_stopped = (lambda: False) if wanted.stop is None else wanted.stop.is_set
-        exit_code = _wait(
-            process,
-            lambda: is_stopped() or time.time() > latest or (ends_at_steering_read and has_steering_read(folder)),
-        )
+
+        def is_over() -> bool:
+            is_stopped = wanted.stop is not None and wanted.stop.is_set()
+            return is_stopped or time.time() > latest or (ends_at_steering_read and has_steering_read(folder))
+
+        exit_code = _wait(process, is_over)
     finally:
         if output is not None:
             output.close()
