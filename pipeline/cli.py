@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 WIDTH_OF_FILES = 100
 """Columns of the tables where the output is no terminal."""
-LONG_TOOLS = ("check", "explain", "simulate", "worker")
-"""Tools that run trainings."""
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 """Words that ask for the settings that most people set, and for all."""
 
@@ -187,12 +185,12 @@ def _own_settings(entry: str) -> "type[Settings]":
 
 
 def _run_tool(name: str, words: list[str]) -> int:
-    """Run the function `name` of jobs/`name`.py."""
+    """Run the function `name` of jobs/`name`.py; it says what it does before imports that take seconds."""
+    interrupt_on_signal()
+    if not _asks_for_help(words):
+        print(f"fitproof {name}: {TOOLS[name]}", file=sys.stderr, flush=True)  # noqa: T201  stdout is the answer's
     from pipeline.config.settings import validate
 
-    interrupt_on_signal()
-    if name in LONG_TOOLS:
-        print(f"fitproof {name}: {TOOLS[name]}", file=sys.stderr, flush=True)  # noqa: T201  stdout is the answer's
     settings = validate(settings_of(name), parse(name, words), name)
     code: int = getattr(import_module(f"pipeline.jobs.{name}"), name)(settings, _console())
     return code

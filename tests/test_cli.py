@@ -210,6 +210,23 @@ def test_help_of_a_tool_shows_its_own_settings_alone(tool: str, capsys: pytest.C
     assert f"settings of {tool}:" in shown and "--precision" not in shown
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_tool_says_what_it_does_before_its_code_is_imported(
+    tool: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def stop(*_: object) -> None:
+        said.append(capsys.readouterr().err)
+        raise InvalidInputError("its settings would be imported here")
+
+    monkeypatch.setattr("pipeline.cli.settings_of", stop)
+    (folder / "best.yaml").touch()
+    assert main([tool]) == 2
+    assert said == [f"fitproof {tool}: {TOOLS[tool]}\n"]
+
+
 def test_handover_is_export_with_its_former_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = "".join(f"{name}: {value}\n" for name, value in SMALL.items() if not name.startswith("encoder"))
     (folder / "best.yaml").write_text(small)
