@@ -61,6 +61,8 @@ SHAPES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
                            {"chat__train_chosen": True}),
     "named fields": ({"ask": "Sure?\nReally?", "say": "No.", "before": SHARED["history"], "output": "?", **SYSTEM},
                      NAMED),
+    "named role and content": ({"conversations": [{"who": one["role"], "said": one["content"]} for one in TALK]},
+                               {"chat__fields__role": "who", "chat__fields__content": "said"}),
     "named turns": ({"log": [{"who": one["role"], "said": one["content"]} for one in TALK], "messages": "?"},
                     {"chat__fields__messages": "log", "chat__fields__role": "who", "chat__fields__content": "said"}),
 }  # fmt: skip
@@ -214,6 +216,11 @@ REFUSED: Sequence[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, r"preference pairs.*--chat.path .* --chat.train_chosen true"),
     ({"text": "a"}, "they are documents.*fitproof main --corpus text_files --text_files.path .*rows.jsonl"),
     ({"ask": "a", "say": "b"}, "its fields: ask, say.*--chat.fields.prompt NAME --chat.fields.completion NAME"),
+    ({"log": SHAREGPT}, "its fields: log.*--chat.fields.messages log"),
+    (
+        {"messages": [{"who": "user", "said": "a"}]},
+        "without a role.*--chat.fields.role NAME --chat.fields.content NAME",
+    ),
     ({"input_ids": [1], "labels": [1]}, "are token ids already"),
     ({"segments": [{"label": True, "text": "a"}]}, "are segments of text"),
     ({"message_id": "1", "parent_id": None, "text": "a", "role": "prompter"}, "single messages of a tree .OASST"),

@@ -275,6 +275,11 @@ WRONG: list[tuple[str, str, str]] = [
     ),
     (
         "model",
+        WORKS.replace("forward(self, ids", "forward(self, ids, mask"),
+        "must take token ids alone, and its forward does not (missing a required argument: 'mask')",
+    ),
+    (
+        "model",
         "from torch import nn\ndef build(size):\n"
         "    model = nn.Sequential(nn.Embedding(size, 4), nn.LazyLinear(size))\n"
         "    model[0].spare = nn.LazyLinear(4)\n    return model",

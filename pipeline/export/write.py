@@ -47,7 +47,8 @@ def files_by_target(experiment: Experiment) -> tuple[TargetFiles, ...]:
     if experiment.description.pairs:
         raise InvalidInputError(
             f"files for other frameworks train documents one by one, and {experiment.settings.model} is trained for "
-            f"{experiment.family} on pairs; train it by fitproof main --config best.yaml"
+            f"{experiment.family} on pairs; train it by fitproof main --config FILE, or search TRL's own training by "
+            f"fitproof search -- trl {experiment.family} --config FILE"
         )
     shared, found = facts_of(experiment), []
     sections: list[tuple[list[str], str, list[str]]] = []

@@ -1,7 +1,9 @@
 """Models built by the user's own function, named as path.to.module:function."""
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -181,12 +183,20 @@ def _check_logits(model: UserModel, name: str, code: str) -> None:
     """Call the model on fake tensors, and refuse what is none of its logits; code that reads values is not called.
 
     Raises:
-        InvalidInputError: it returns something else.
+        InvalidInputError: it takes or returns something else.
 
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     module = _built_for_shape(model, name, code).module
+    try:
+        with suppress(ValueError):  # traced code has no signature
+            inspect.signature(module.forward).bind(None)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"the model of {name} must take token ids alone, and its forward does not ({error}); give its other "
+            "arguments defaults, or return a Trainable with a loss of its own"
+        ) from error
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

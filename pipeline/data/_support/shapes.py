@@ -69,6 +69,9 @@ OTHER_SHAPES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("text",), "have neither messages nor a prompt with a completion: they are documents", TEXT_COMMAND),
 )
 """Shapes that are no conversations, by their fields, with what a refusal says and the command that reads them."""
+NAME_PAIR = "name their fields: --chat.fields.prompt NAME --chat.fields.completion NAME"
+NAME_TURNS = "name their fields: --chat.fields.role NAME --chat.fields.content NAME"
+"""Remedies where the fields have names of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,8 @@ class Reading:
 def renamed(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
     """Return a row with the named fields under the names that this module has for them, and no others of its shapes."""
     names = {theirs: ours for ours, theirs in reading.fields.items() if ours not in ("role", "content")}
+    if not names:  # those of turns alone
+        return dict(row)
     found = {ours: row[theirs] for theirs, ours in names.items() if theirs in row}
     if not {*found} & {"messages", "prompt"}:
         raise UnreadableRowError("do not have the fields that chat.fields names", f"its fields: {_listed(row)}")
@@ -187,6 +192,8 @@ def role_of(turn: Mapping[str, Any], reading: Reading) -> str:
     """Return the role of a turn, by the name that chat templates have for it."""
     names = (reading.fields["role"],) if "role" in reading.fields else ROLE
     role = next((turn[name] for name in names if name in turn), None)
+    if role is None:
+        raise UnreadableRowError("have a message without a role", f"its fields: {_listed(turn)}", NAME_TURNS)
     if not isinstance(role, str):
         raise UnreadableRowError("have a message whose role or content is not text", f"role: {type_name(role)}")
     return ROLES.get(role.strip().lower(), role.strip().lower())
@@ -197,11 +204,15 @@ def _unknown(row: Mapping[str, Any]) -> UnreadableRowError:
     for names, reason, command in OTHER_SHAPES:
         if {*names} <= {*row}:
             return UnreadableRowError(reason, detail, command)
-    return UnreadableRowError(
-        "have neither messages nor a prompt with a completion",
-        detail,
-        "name their fields: --chat.fields.prompt NAME --chat.fields.completion NAME",
+    turns = next(
+        (name for name, value in row.items() if isinstance(value, list) and value and _is_turn(value[0])), None
     )
+    remedy = NAME_PAIR if turns is None else f"name the field of their messages: --chat.fields.messages {turns}"
+    return UnreadableRowError("have neither messages nor a prompt with a completion", detail, remedy)
+
+
+def _is_turn(value: object) -> bool:
+    return isinstance(value, Mapping) and len(value) > 1
 
 
 def _listed(row: Mapping[str, Any]) -> str:
