@@ -93,6 +93,23 @@ def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
     assert one.names[1:4] == [f"{role}: {label(choice_of(size))}" for size, role in roles]
 
 
+def test_a_check_that_contradicts_the_answer_when_no_trial_is_left_is_answered_by_another(
+    problem: SearchProblem, tmp_path: Path
+) -> None:
+    class Noisy(MadeUpSearch):
+        def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
+            result, metrics = super().run(name, folder, experiment, *rest)
+            was_disturbed = name.startswith("trial") and experiment.micro_batch_size == 4
+            return result, metrics | ({"tokens_per_second": 95.0} if was_disturbed else {})
+
+    made = search(problem, tmp_path, ListedProposer([4, 2], baseline_size=4), {1: 50.0, 2: 100.0, 4: 130.0})
+    one = Noisy(made.problem, made.study, made.proposer, made.folder, Observer, SearchObserver(), speeds=made.speeds)
+    search_and_verify(one)
+    assert [one.choice for one in one.verifications if one] == [choice_of(2), choice_of(4)]
+    found = findings_of(problem, one.trials, None, one.verification, one.extra)
+    assert found.best is not None and found.best.choice == choice_of(4) and found.speedup == 1
+
+
 def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
     problem: SearchProblem, tmp_path: Path
 ) -> None:

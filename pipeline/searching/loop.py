@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.results import Result
+from pipeline.base.results import Outcome, Result
 from pipeline.config.runnable import Runnable
 from pipeline.config.space import Choice
 from pipeline.runtime.environment import environment
@@ -28,6 +28,7 @@ from pipeline.searching.results import (
     Verification,
     answer_of,
     best_speed,
+    best_trial,
     label,
 )
 from pipeline.searching.study import Queued, StoredStudy
@@ -189,17 +190,21 @@ def search_and_verify(search: Search, run_trials: RunTrials = run_trials) -> Non
     """Run the trials and verify the answer, until what the verification measured leaves nothing worth a trial.
 
     The verifications, and their runs that are no trials, are kept in the search as soon as each has ended. The answer
-    is verified again if a run of the verification contradicts it, or if a later trial was faster. If the plain
-    configuration of the verification has no trial, its measurement is added to the study as one.
+    is verified again if a run of the verification contradicts it, or if a later trial was faster; once more if no trial
+    is left and the plain configuration is the faster one by all runs. If the plain configuration of the verification
+    has no trial, its measurement is added to the study as one.
     """
     deadline, settings = deadline_of(search.problem), search.problem.settings
-    num_verified = -1
+    num_verified, is_last = -1, False
     while True:
         run_trials(search, deadline)
         trials = search.trials
-        if not settings.verify_steps or len(trials) == num_verified:
+        if not settings.verify_steps or is_last:
             return
         if search.verification is not None and _stands(search.verification, trials, search.extra, settings.gap):
+            return
+        is_last = len(trials) == num_verified
+        if is_last and not _is_overtaken(search.verification, trials, search.extra):
             return
         num_verified = len(trials)
         search.verifications.append(_verify(search, trials))
@@ -211,6 +216,13 @@ def _stands(verification: Verification, trials: Sequence[Trial], extra: Sequence
     """Return whether no run contradicts it, and no other configuration is faster than the answer by all runs of it."""
     answer = answer_of(trials, verification, extra)
     return answer is not None and answer.choice == verification.choice and not verification.is_contradicted(gap)
+
+
+def _is_overtaken(verification: Verification | None, trials: Sequence[Trial], extra: Sequence[Measurement]) -> bool:
+    """Return whether the verified configuration completed, and another one is faster by all runs."""
+    best = best_trial(trials, extra)
+    is_ok = verification is not None and verification.outcome == Outcome.OK
+    return is_ok and best is not None and verification is not None and best.choice != verification.choice
 
 
 def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
