@@ -200,6 +200,8 @@ def _what_is_kept(entry: str) -> str:
     """Return what Ctrl-C leaves, and how to go on."""
     if entry == "plan":
         return ": the predictions so far are kept, and the same command begins with them"
+    if entry in TOOLS and entry != "worker":
+        return ""
     goes_on = "; the same command goes on from there" if entry in ("search", "finetune", "worker") else ""
     return f": everything measured so far is kept{goes_on}"
 

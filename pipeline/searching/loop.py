@@ -220,9 +220,10 @@ def _stands(verification: Verification, trials: Sequence[Trial], extra: Sequence
 
 def _is_overtaken(verification: Verification | None, trials: Sequence[Trial], extra: Sequence[Measurement]) -> bool:
     """Return whether the verified configuration completed, and another one is faster by all runs."""
+    if verification is None or verification.outcome != Outcome.OK:
+        return False
     best = best_trial(trials, extra)
-    is_ok = verification is not None and verification.outcome == Outcome.OK
-    return is_ok and best is not None and verification is not None and best.choice != verification.choice
+    return best is not None and best.choice != verification.choice
 
 
 def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
