@@ -9,6 +9,7 @@ from project import SMALL, Project
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
+from pipeline.config.entry_points import TOOLS
 from pipeline.config.variants import load_single, read_yaml
 
 CASES = [
@@ -85,7 +86,7 @@ def test_a_wrong_word_is_answered_and_nothing_runs(
         words = [*words, "--config", str(Path(__file__).parent.parent / "experiments" / "single" / "fp32.yaml")]
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
-    error = capsys.readouterr().err
+    error = capsys.readouterr().err.removeprefix(f"fitproof {words[0]}: {TOOLS.get(words[0])}\n")
     assert message in error
     assert error.startswith("error: ")
     assert len(error.strip().splitlines()) <= 2

@@ -304,7 +304,7 @@ def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
     ("words", "message"),
     [
         (["--gpu", "t4"], "command must be given"),
-        (["--gpu", "t4", "--"], "command must be given"),
+        (["--gpu", "t4", "--"], "a command follows --, and there is none"),
         (["--", "python", "train.py"], "gpu must be given"),
         (["--gpu", "t4", "--answer", "xml", "--", "python", "train.py"], "answer must be"),
         (["--gpu", "rtx9090", "--", "python", "train.py"], "no card is called 'rtx9090'"),
