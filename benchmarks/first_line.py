@@ -1,9 +1,9 @@
-"""How long after its start each entry point and tool prints its first line, and the first that says how far it is.
+"""How long after its start each entry point and tool prints its first line, and its second.
 
     python benchmarks/first_line.py            writes benchmarks/first_line_<date>.md
 
-Each is started as a user starts it, without a terminal, and killed once both lines are there: a tool that is done at
-once prints one. The median of several runs is written.
+Each is started as a user starts it, without a terminal, and killed once both lines are there. The first says what is
+done; the second is progress, the answer or, of a tool that finds nothing in an empty folder, what is missing.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ import torch
 from entry_points import SHOWN
 from processes import BINARIES, ROOT, environment_of
 
-from pipeline.config.entry_points import entry_points
+from pipeline.config.entry_points import TOOLS, entry_points
 from pipeline.runtime.environment import environment
 
 NUM_RUNS = 3
 NUM_LINES = 2
 MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB"
 COMMANDS = {
-    **{name: (name,) for name in entry_points()},
+    **{name: (name,) for name in (*entry_points(), *TOOLS)},
     "plan": ("plan", "--model", "gpt2", "--gpu", "t4"),
     "finetune --gpu": ("finetune", "--model", "qwen3-8b", "--gpu", "rtx4090"),
     "simulate": ("simulate", "--gpu", "t4", "--", str(BINARIES / "python"), "-c", "import torch"),

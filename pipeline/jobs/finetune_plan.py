@@ -102,7 +102,8 @@ def _plan(values: Settings, space: Settings) -> PlanFindings:
     if start is None:
         return least
     fastest = {name: [value] for name, value in start.choice.items() if name == "precision"}
-    others = {**space, **{name: values for name, values in leanest.items() if name == "loss_kernel"}, **fastest}
+    loss_kernel = {name: leanest[name] for name in ("loss_kernel",) if name in leanest}
+    others = {**space, **loss_kernel, **fastest}
     return make_plan({**values, "space": others}, Console(quiet=True))
 
 
