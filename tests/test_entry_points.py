@@ -386,7 +386,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     assert {role for role in roles if "verification" not in role} == {f"trial {n}" for n in range(1, 5)}
     assert (
         f"verification: answer: {label(checked['choice'])}" in children
-        and checked["outcome"] == checked["plain_outcome"] == "ok"
+        and checked["answer"]["outcome"] == checked["plain"]["outcome"] == "ok"
     )
     assert checked["max_loss_difference"] <= checked["tolerance"]
     assert best.fits

@@ -14,7 +14,7 @@ from pipeline.base.units import MIB
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import PredictiveProposer
-from pipeline.searching.results import Measurement
+from pipeline.searching.results import ANSWER, Trial
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
 
@@ -26,14 +26,16 @@ def speed(number: int) -> float:
     return BATCH * TOKENS / SECONDS(CANDIDATES[number])
 
 
-def measurement(number: int, factor: float = 1.0, outcome: str = "ok", peak: float | None = None) -> Measurement:
+def measurement(number: int, factor: float = 1.0, outcome: str = "ok", peak: float | None = None) -> Trial:
     has_ended = outcome in ("ok", "over_budget")
-    return Measurement(
-        name="verification: answer",
+    metrics = {"tokens_per_second": factor * speed(number)} if has_ended else {}
+    return Trial(
+        number=0,
+        source=ANSWER,
         choice=CANDIDATES[number].choice,
         outcome=outcome,
-        tokens_per_second=factor * speed(number) if has_ended else None,
-        peak_bytes=peak,
+        fits=outcome == "ok",
+        metrics=metrics if peak is None else {**metrics, "peak_allocated_mib": peak / MIB},
     )
 
 

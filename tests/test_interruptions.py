@@ -15,7 +15,7 @@ from pipeline.prediction import predict_all as predict_module
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import run
 from pipeline.searching.candidates import make_candidates
-from pipeline.searching.study import StoredStudy
+from pipeline.searching.study import Proposal, StoredStudy
 from pipeline.tracking.job import open_job
 
 
@@ -86,7 +86,6 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
     from pipeline.runtime.observer import Observer
     from pipeline.searching.loop import SearchObserver, search_and_verify
     from pipeline.searching.problem import make_problem
-    from pipeline.searching.proposals import Proposal
 
     class RefutedProposer(ListedProposer):
         def next(self, trials: Any, extra: Any = ()) -> Proposal | None:
@@ -111,7 +110,9 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
     one = Refuting(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0, 2: 80.0, 4: 100.0})
     search_and_verify(one)
     verification = one.verification
-    assert verification is not None and verification.outcome == "ok", [dict(trial.choice) for trial in one.trials]
+    assert verification is not None and verification.answer.outcome == "ok", [
+        dict(trial.choice) for trial in one.trials
+    ]
 
 
 def test_what_the_verification_measured_is_stored_while_another_process_measures(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ def test_what_the_verification_measured_is_stored_while_another_process_measures
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
     proposer: Any = ListedProposer([], baseline_size=1)
     one = MadeUpSearch(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0})
-    assert study.enqueue(choice_of(4), problem.space)  # what another worker measures at this moment
+    assert study.enqueue(Proposal(choice_of(4)), problem.space)  # what another worker measures at this moment
     measured = one.run("verification: plain", "verification-01 plain", problem.experiment(choice_of(1)))
     assert [store_measurement(one, choice_of(1), *measured) for _ in range(2)] == [True, False]
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(1)]

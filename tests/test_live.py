@@ -23,7 +23,7 @@ from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import report_of
 from pipeline.report.page import to_html
 from pipeline.runtime.observer import Run
-from pipeline.searching.proposals import Proposal
+from pipeline.searching.study import Proposal
 from pipeline.training.metrics import Row, Summary, summarize
 
 TINY = {"model": "gpt2-nano", "device": "cpu", "micro_batch_size": 2, "effective_batch_size": 8, "num_steps": 10}

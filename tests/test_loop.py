@@ -21,10 +21,9 @@ from pipeline.runtime.observer import Observer
 from pipeline.searching import loop
 from pipeline.searching.loop import Search, SearchObserver, findings_of, run_trials, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
-from pipeline.searching.proposals import Proposal
-from pipeline.searching.results import Measurement, Trial, label, speeds
-from pipeline.searching.study import Queued, StoredStudy
-from pipeline.searching.trial_record import Judged, judge
+from pipeline.searching.results import ANSWER, Trial, label, speeds
+from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.trial_record import TrialRecord, judge
 
 SIZES = (1, 2, 4)
 
@@ -39,16 +38,16 @@ class ListedProposer:
 
     sizes: list[int]
     baseline_size: int
-    extra: list[Sequence[Measurement]] = field(default_factory=list)
+    extra: list[Sequence[Trial]] = field(default_factory=list)
 
-    def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+    def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
         self.extra.append(tuple(extra))
         return Proposal(choice_of(self.sizes.pop(0))) if self.sizes else None
 
     def baseline(self, trials: Sequence[Trial], answer: Choice) -> Choice | None:
         return choice_of(self.baseline_size)
 
-    def certificate(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
+    def certificate(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> None:
         return None
 
     @property
@@ -88,7 +87,7 @@ def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
     search_and_verify(one)
     verification = one.verification
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(4)]
-    assert verification is not None and verification.choice == choice_of(4)
+    assert verification is not None and verification.answer.choice == choice_of(4)
     roles = ((2, "verification: answer"), (4, "verification: plain"), (4, "verification 2: answer"))
     assert one.names[1:4] == [f"{role}: {label(choice_of(size))}" for size, role in roles]
 
@@ -105,7 +104,7 @@ def test_a_check_that_contradicts_the_answer_when_no_trial_is_left_is_answered_b
     made = search(problem, tmp_path, ListedProposer([4, 2], baseline_size=4), {1: 50.0, 2: 100.0, 4: 130.0})
     one = Noisy(made.problem, made.study, made.proposer, made.folder, Observer, SearchObserver(), speeds=made.speeds)
     search_and_verify(one)
-    assert [one.choice for one in one.verifications if one] == [choice_of(2), choice_of(4)]
+    assert [one.answer.choice for one in one.verifications if one] == [choice_of(2), choice_of(4)]
     found = findings_of(problem, one.trials, None, one.verification, one.extra)
     assert found.best is not None and found.best.choice == choice_of(4) and found.speedup == 1
 
@@ -116,7 +115,7 @@ def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
     one = search(problem, tmp_path, ListedProposer([2], baseline_size=1), {1: 50.0, 2: 100.0, 4: 120.0})
     search_and_verify(one)
     verification = one.verification
-    assert verification is not None and verification.choice == choice_of(2)
+    assert verification is not None and verification.answer.choice == choice_of(2)
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(1)]
     roles = ((2, "verification: answer"), (1, "verification: plain"))
     assert one.names[1:] == [f"{role}: {label(choice_of(size))}" for size, role in roles]
@@ -127,7 +126,7 @@ def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_
     problem: SearchProblem, tmp_path: Path
 ) -> None:
     class Later(ListedProposer):
-        def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+        def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
             return super().next(trials, extra) if extra or not trials else None
 
     slower, faster = (
@@ -137,7 +136,7 @@ def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_
     for one in (slower, faster):
         search_and_verify(one)
     found = [one.verification for one in (slower, faster)]
-    assert [one is not None and one.choice for one in found] == [choice_of(2), choice_of(4)]
+    assert [one is not None and one.answer.choice for one in found] == [choice_of(2), choice_of(4)]
     assert not any(name.startswith("verification 2") for name in slower.names)
     assert any(name.startswith("verification 2: answer") for name in faster.names)
 
@@ -169,7 +168,7 @@ def test_what_was_verified_is_kept_when_a_later_trial_is_interrupted(problem: Se
             return (replace(result, outcome=Outcome.OUT_OF_MEMORY), {}) if is_refuted else (result, metrics)
 
     class Later(ListedProposer):
-        def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+        def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
             return super().next(trials, extra) if extra or not trials else None
 
     made = search(problem, tmp_path, Later([4, 2, 1], baseline_size=4), {1: 50.0, 2: 80.0, 4: 100.0})
@@ -188,7 +187,7 @@ def test_a_verified_answer_stays_the_answer_when_a_later_trial_is_interrupted(
     problem: SearchProblem, tmp_path: Path
 ) -> None:
     class Interrupted(ListedProposer):
-        def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+        def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
             if extra:
                 raise KeyboardInterrupt
             return super().next(trials, extra)
@@ -197,23 +196,22 @@ def test_a_verified_answer_stays_the_answer_when_a_later_trial_is_interrupted(
     with pytest.raises(KeyboardInterrupt):
         search_and_verify(one)
     found = _findings(one, one.trials, SessionClock())
-    assert found.verification is not None and found.verification.choice == choice_of(2)
+    assert found.verification is not None and found.verification.answer.choice == choice_of(2)
     assert [run.name for run in found.extra] == ["verification: answer", "verification: plain"]
 
 
 def test_the_answer_is_the_fastest_by_all_runs_before_the_last_verification(problem: SearchProblem) -> None:
     """A page between two verifications has the runs of the first one."""
     trials = rows_of({1: 98.0, 2: 100.0})
-    again = Measurement(
-        name="verification: answer", choice=choice_of(2), outcome="ok", tokens_per_second=80.0, peak_bytes=1
-    )
+    metrics = {"tokens_per_second": 80.0}
+    again = Trial(number=0, source=ANSWER, choice=choice_of(2), outcome="ok", fits=True, metrics=metrics)
     found = findings_of(problem, trials, None, None, [again])
     assert found.best is not None and found.best.choice == choice_of(1)
 
 
 def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: SearchProblem, tmp_path: Path) -> None:
     class Repeating(ListedProposer):
-        def next(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+        def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
             proposal = super().next(trials, extra)
             return proposal and replace(proposal, is_repeat=any(one.choice == proposal.choice for one in trials))
 
@@ -238,7 +236,7 @@ def test_a_worker_that_waits_proposes_only_after_a_trial_has_ended(
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_POLLS", 0.01)
     one = search(problem, tmp_path, ListedProposer([1], baseline_size=1), {1: 50.0})
     other = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
-    assert other.enqueue(choice_of(2), problem.space)
+    assert other.enqueue(Proposal(choice_of(2)), problem.space)
     num_polls = 0
 
     class Waiting(SearchObserver):
@@ -251,12 +249,12 @@ def test_a_worker_that_waits_proposes_only_after_a_trial_has_ended(
         if num_polls == 10:
             release.set()
 
-    def measure(queued: Queued) -> Judged:
+    def measure(number: int, queued: Proposal) -> TrialRecord:
         taken.set()
         assert release.wait(60)
         metrics = {"tokens_per_second": 100.0, "peak_allocated_mib": 1.0}
         result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0)
-        return judge(result, metrics, 2**30), result, metrics
+        return judge(result, metrics, 2**30)
 
     taken, release = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:

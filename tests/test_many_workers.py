@@ -28,11 +28,11 @@ from pipeline.searching.candidates import Candidate
 from pipeline.searching.certificate import REPEATED_GAPS
 from pipeline.searching.loop import Search, SearchObserver
 from pipeline.searching.problem import SearchProblem, make_problem
-from pipeline.searching.proposals import PredictiveProposer, Proposal
-from pipeline.searching.results import Measurement, Trial, label
+from pipeline.searching.proposals import PredictiveProposer
+from pipeline.searching.results import Trial, label
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.storage import open_storage
-from pipeline.searching.study import StoredStudy
+from pipeline.searching.study import Proposal, StoredStudy
 from pipeline.searching.trial_record import CONSTRAINT
 from pipeline.searching.workers import Workers, run_trials_with
 
@@ -86,13 +86,13 @@ class Listed:
 
     left: list[Choice]
 
-    def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+    def next(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
         return Proposal(self.left.pop(0)) if self.left else None
 
     def baseline(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
         return None
 
-    def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
+    def certificate(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> None:
         return None
 
 

@@ -22,7 +22,7 @@ from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import Source, sentence, to_html
 from pipeline.report.plot import mib_text
 from pipeline.searching.certificate import NOT_TRIED, UNFIT, Certificate, Unmeasured
-from pipeline.searching.results import Measurement, SearchFindings, Trial, Verification
+from pipeline.searching.results import SearchFindings, Trial, Verification
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
@@ -49,9 +49,7 @@ def trial(number: int, choice: dict[str, object]) -> Trial:
         number=number,
         choice=choice,
         outcome=outcome,
-        detail=None,
         fits=peak <= BUDGET,
-        peak_bytes=peak,
         metrics=metrics,
     )
 
@@ -86,26 +84,13 @@ def search_findings() -> SearchFindings:
         seconds_of_brute_force=20,
     )
     verification = Verification(
-        choice=BEST,
-        plain=BASELINE,
+        answer=rows[2],
+        plain=rows[0],
         num_steps=8,
-        outcome="ok",
-        metrics=rows[2].metrics,
-        plain_outcome="ok",
-        plain_metrics=rows[0].metrics,
         max_loss_difference=0.001,
         tolerance=0.01,
         seconds_measured=1,
-        measurements=tuple(
-            Measurement(
-                name=f"verification: {role}",
-                choice=row.choice,
-                outcome="ok",
-                tokens_per_second=row.tokens_per_second,
-                peak_bytes=row.peak_bytes,
-            )
-            for role, row in (("answer", rows[2]), ("plain", rows[0]))
-        ),
+        runs=tuple(replace(row, number=0, source=role) for role, row in (("answer", rows[2]), ("plain", rows[0]))),
     )
     return SearchFindings(
         entry="search",

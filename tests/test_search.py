@@ -36,7 +36,6 @@ from pipeline.searching.optuna_samplers import SAMPLERS, baseline_choices, choos
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import (
-    Measurement,
     SearchFindings,
     Trial,
     best_trial,
@@ -46,8 +45,8 @@ from pipeline.searching.results import (
 )
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
-from pipeline.searching.study import Queued, StoredStudy
-from pipeline.searching.trial_record import Judged, Verdict, attempted_bytes, judge
+from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND, TrialRecord, attempted_bytes, judge
 
 SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}
@@ -87,12 +86,12 @@ def measure(
     study: StoredStudy, choice: Choice, measured: tuple[Result, dict[str, float]], total: int, repeat: bool = False
 ) -> int | None:
     """Queue and measure a configuration; return its trial's number, or None if it is not to be measured."""
-    if not study.enqueue(choice, SPACE, repeat=repeat):
+    if not study.enqueue(Proposal(choice, is_repeat=repeat), SPACE):
         return None
 
-    def made_up_run(queued: Queued) -> Judged:
+    def made_up_run(_: int, queued: Proposal) -> TrialRecord:
         assert queued.choice == choice and queued.is_repeat == repeat
-        return judge(*measured, BUDGET), *measured
+        return judge(*measured, BUDGET, len(study.directions))
 
     return study.run_next(made_up_run, total, lambda: None)
 
@@ -113,7 +112,7 @@ def new_study(directions: tuple[str, ...] = ("maximize",), storage: str = "sqlit
     return StoredStudy(storage, "test", directions, {"budget": "100MiB"})
 
 
-def findings_with(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> SearchFindings:
+def findings_with(rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> SearchFindings:
     """Return the findings of a search with these trials, and these runs of verifications."""
     return SearchFindings(
         entry="search",
@@ -186,18 +185,19 @@ def test_a_storage_that_cannot_be_reached_is_refused() -> None:
 
 def test_verdicts_are_in_bytes() -> None:
     fits, over = SPACE.choices[0], {"micro_batch_size": 16, "checkpointing": "none", "precision": "fp32"}
-    peak = made_up(over)[0]
-    assert judge(*result_of(fits, False), BUDGET) == Verdict(
-        TrialState.COMPLETE, made_up(fits)[1], made_up(fits)[0], float(made_up(fits)[0] - BUDGET), is_lower_bound=False
-    )
-    assert judge(*result_of(over, False), BUDGET) == Verdict(
-        TrialState.COMPLETE, made_up(over)[1], peak, float(peak - BUDGET), is_lower_bound=False
-    )
-    assert judge(*result_of(over, True), BUDGET) == Verdict(
-        TrialState.PRUNED, None, BUDGET - 3 * MIB, float(17 * MIB), is_lower_bound=True
-    )
     crashed = Result(outcome=Outcome.CRASHED, detail="", steps=(), memory=None, finished=None, seconds_total=1.0)
-    assert judge(crashed, {}, BUDGET) == Verdict(TrialState.FAIL, None, None, None, is_lower_bound=False)
+    cases = [
+        (result_of(fits, False), TrialState.COMPLETE, made_up(fits)[0] - BUDGET, False),
+        (result_of(over, False), TrialState.COMPLETE, made_up(over)[0] - BUDGET, False),
+        (result_of(over, True), TrialState.PRUNED, 17 * MIB, True),
+        ((crashed, dict[str, float]()), TrialState.FAIL, None, False),
+    ]
+    for measured, state, excess, is_lower_bound in cases:
+        record = judge(*measured, BUDGET, 2)
+        assert record.state is state and record.attributes[LOWER_BOUND] is is_lower_bound
+        assert record.constraints == ({} if excess is None else {CONSTRAINT: float(excess)})
+        peak, speed = measured[1].get("peak_allocated_mib", 0.0), measured[1].get("tokens_per_second")
+        assert record.values == ([speed, peak * MIB] if state is TrialState.COMPLETE else None)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,10 @@ def row(number: int, peak: int | None, speed: float | None, outcome: str = "ok")
         outcome=outcome,
         detail=None,
         fits=outcome == "ok",
-        peak_bytes=None if peak is None else peak * MIB,
-        metrics={} if speed is None else {"tokens_per_second": speed},
+        metrics={
+            **({} if peak is None else {"peak_allocated_mib": float(peak)}),
+            **({} if speed is None else {"tokens_per_second": speed}),
+        },
     )
 
 
@@ -328,9 +330,9 @@ def test_a_trial_that_does_not_count_is_not_the_fastest_so_far() -> None:
 def test_a_trial_that_others_queued_without_a_configuration_is_closed() -> None:
     study = new_study()
     study._study.enqueue_trial({})
-    assert study.enqueue(SPACE.choices[0], SPACE)
+    assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
 
-    def never(queued: Queued) -> Judged:
+    def never(number: int, queued: Proposal) -> TrialRecord:
         raise AssertionError("nothing was to be measured")
 
     assert study.run_next(never, 20, lambda: None) is None
@@ -352,19 +354,19 @@ def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked() -> Non
 def test_of_two_workers_that_choose_the_same_the_first_has_it(tmp_path: Any) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     first, second = new_study(storage=storage), new_study(storage=storage)
-    assert first.enqueue(SPACE.choices[0], SPACE)
-    assert not second.enqueue(SPACE.choices[0], SPACE)
+    assert first.enqueue(Proposal(SPACE.choices[0]), SPACE)
+    assert not second.enqueue(Proposal(SPACE.choices[0]), SPACE)
     first._study.add_trial(first._study.get_trials()[0])  # what the second queues if it has not seen the first
     measured: list[Choice] = []
 
-    def made_up_run(queued: Queued) -> Judged:
+    def made_up_run(_: int, queued: Proposal) -> TrialRecord:
         measured.append(queued.choice)
         result, metrics = result_of(queued.choice, oom=False)
-        return judge(result, metrics, BUDGET), result, metrics
+        return judge(result, metrics, BUDGET)
 
     assert [study.run_next(made_up_run, 20, lambda: None) for study in (second, first)] == [0, None]
     assert measured == SPACE.choices[:1]
-    assert second.enqueue(SPACE.choices[1], SPACE)
+    assert second.enqueue(Proposal(SPACE.choices[1]), SPACE)
     assert second.run_next(made_up_run, 1, lambda: None) is None, "there may be one trial"
     assert first.taken == SPACE.choices[:1] and first.num_open == 0
 
@@ -448,21 +450,20 @@ def test_a_repeat_whose_worker_died_is_proposed_again() -> None:
         measure(study, choice, result_of(choice, oom=False), 20)
     fastest = proposer.next([])
     assert fastest is not None and fastest.is_repeat
-    assert study.enqueue(fastest.choice, SPACE, repeat=True)
+    assert study.enqueue(Proposal(fastest.choice, is_repeat=True), SPACE)
     study._study.tell(study._study.ask(), state=TrialState.FAIL)  # as Optuna closes the trial of a dead worker
     assert proposer.next([]) == fastest
 
 
 def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
-    def row(number: int, speed: float | None, fits: bool = True, size: int = 1) -> Trial:
-        metrics = {} if speed is None else {"tokens_per_second": speed}
+    def row(number: int, speed: float | None, fits: bool = True, size: int = 1, peak_mib: float = 1.0) -> Trial:
+        metrics = {"peak_allocated_mib": peak_mib} | ({} if speed is None else {"tokens_per_second": speed})
         return Trial(
             number=number,
             choice={"micro_batch_size": size},
             outcome="ok" if speed else "crashed",
             detail=None,
             fits=fits,
-            peak_bytes=1,
             metrics=metrics,
         )
 
@@ -474,7 +475,8 @@ def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
         one_per_configuration([fast, other, too_large]) == [other, too_large]
         and best_trial([fast, other, too_large]) is other
     )
-    assert pareto_front([slow, replace(fast, peak_bytes=2)]) == [replace(fast, peak_bytes=2)]
+    larger = row(2, 80.0, peak_mib=2.0)
+    assert pareto_front([slow, larger]) == [larger]
     near = row(5, 75.0)
     table = trials_table(findings_with([slow, near, other, fast])).frame
     assert list(table[""]) == [NOT_COUNTED, "answer", "answer", ""]
@@ -483,7 +485,7 @@ def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
     assert [speed_of(slow.choice, rows) for rows in ([slow, fast], [near, fast], [other])] == pytest.approx(
         [80.0, 6000**0.5, 0.0]
     )
-    rows = [near, fast, replace(row(6, 78.0, size=2), peak_bytes=2)]
+    rows = [near, fast, row(6, 78.0, size=2, peak_mib=2.0)]
     assert [one.choice["micro_batch_size"] for one in pareto_front(rows)] == [1, 2]
 
 
@@ -495,8 +497,12 @@ def test_the_trials_fit_a_terminal_of_120_columns() -> None:
         outcome="over_budget",
         detail=None,
         fits=False,
-        peak_bytes=80 * 2**30,
-        metrics={**metrics, "tokens_per_second": 123456.0, "predicted_peak_reserved_mib": 81234.5},
+        metrics={
+            **metrics,
+            "peak_allocated_mib": 81920.0,
+            "tokens_per_second": 123456.0,
+            "predicted_peak_reserved_mib": 81234.5,
+        },
     )
     console = Console(width=120, file=io.StringIO())
     table = trials_table(findings_with([row, replace(row, number=1)]))
@@ -517,9 +523,9 @@ def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypa
         with pytest.raises(InvalidInputError, match="storage must be reachable, and .* is not .*database is locked"):
             new_study(storage=storage)
         with pytest.raises(InvalidInputError, match="database is locked"), study.storage_errors():
-            study.enqueue(SPACE.choices[0], SPACE)
+            study.enqueue(Proposal(SPACE.choices[0]), SPACE)
         other.execute("ROLLBACK")
-    assert study.enqueue(SPACE.choices[0], SPACE)
+    assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
 
 
 def test_the_answer_compares_with_the_baseline_of_the_largest_micro_batch_that_fits() -> None:
@@ -532,8 +538,7 @@ def test_the_answer_compares_with_the_baseline_of_the_largest_micro_batch_that_f
             outcome="ok",
             detail=None,
             fits=True,
-            peak_bytes=100 * MIB,
-            metrics={"tokens_per_second": speed},
+            metrics={"peak_allocated_mib": 100.0, "tokens_per_second": speed},
         )
         for number, (micro, precision, speed) in enumerate(measured)
     ]
@@ -553,8 +558,7 @@ def test_an_answer_that_is_another_training_is_compared_with_that_training() -> 
             outcome="ok",
             detail=None,
             fits=True,
-            peak_bytes=100 * MIB,
-            metrics={"tokens_per_second": speed},
+            metrics={"peak_allocated_mib": 100.0, "tokens_per_second": speed},
         )
         for number, (choice, speed) in enumerate(
             [

@@ -28,7 +28,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.space import Space
 from pipeline.searching import storage
 from pipeline.searching.storage import open_storage, reachable
-from pipeline.searching.study import StoredStudy
+from pipeline.searching.study import Proposal, StoredStudy
 
 SPACE = Space({"micro_batch_size": (1, 2, 4)})
 
@@ -47,7 +47,7 @@ def test_a_study_is_created_once_and_shared(database_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(open_study, range(4))) == ["shared"] * 4
     one, other = (StoredStudy(database_url, "shared", ("maximize",), {"budget": "1GiB"}) for _ in range(2))
-    assert one.enqueue(SPACE.choices[0], SPACE) and not other.enqueue(SPACE.choices[0], SPACE)
+    assert one.enqueue(Proposal(SPACE.choices[0]), SPACE) and not other.enqueue(Proposal(SPACE.choices[0]), SPACE)
     assert other.taken == [SPACE.choices[0]]
 
 

@@ -17,7 +17,7 @@ from pipeline.searching.loop import findings_of
 from pipeline.searching.problem import SearchProblem, make_problem, num_verified_steps
 from pipeline.searching.proposals import OptunaProposer
 from pipeline.searching.results import Trial, Verification
-from pipeline.searching.verification import StopAfter, verify
+from pipeline.searching.verification import has_taken, verify
 
 SIZES = (1, 2, 4)
 
@@ -38,10 +38,8 @@ def rows_of(trials: Mapping[int, float]) -> list[Trial]:
             number=size,
             choice=choice_of(size),
             outcome="ok",
-            detail=None,
             fits=True,
-            peak_bytes=1,
-            metrics={"tokens_per_second": speed},
+            metrics={"tokens_per_second": speed, "peak_allocated_mib": 1.0},
         )
         for size, speed in trials.items()
     ]
@@ -67,9 +65,14 @@ def verified(
 
 def test_an_answer_that_is_as_fast_again_is_the_answer(plan: SearchProblem) -> None:
     done, ran = verified(plan, {1: 50.0, 2: 80.0, 4: 100.0}, {1: 50.0, 4: 98.0})
-    assert done is not None and done.choice == choice_of(4) and done.plain == choice_of(1)
+    assert (
+        done is not None
+        and done.answer.choice == choice_of(4)
+        and done.plain is not None
+        and done.plain.choice == choice_of(1)
+    )
     assert ran == [(4, "answer"), (1, "plain")] and done.refuted == () and done.seconds_measured == 4.0
-    assert [(one.choice, one.tokens_per_second) for one in done.measurements] == [
+    assert [(one.choice, one.tokens_per_second) for one in done.runs] == [
         (choice_of(4), 98.0),
         (choice_of(1), 50.0),
     ]
@@ -77,29 +80,29 @@ def test_an_answer_that_is_as_fast_again_is_the_answer(plan: SearchProblem) -> N
 
 def test_a_lucky_trial_loses_to_the_next(plan: SearchProblem) -> None:
     done, ran = verified(plan, {1: 50.0, 2: 96.0, 4: 100.0}, {1: 50.0, 2: 97.0, 4: 91.0})
-    assert done is not None and done.choice == choice_of(2)
+    assert done is not None and done.answer.choice == choice_of(2)
     assert ran == [(4, "answer"), (2, "answer"), (1, "plain")]
     assert "micro-batch 4" in done.refuted[0] and "slower by the mean of its runs" in done.refuted[0]
 
 
 def test_a_lucky_trial_that_is_still_faster_stays(plan: SearchProblem) -> None:
     done, ran = verified(plan, {1: 50.0, 2: 96.0, 4: 100.0}, {1: 50.0, 2: 90.0, 4: 91.0})
-    assert done is not None and done.choice == choice_of(4) and done.refuted == () and len(ran) == 3
+    assert done is not None and done.answer.choice == choice_of(4) and done.refuted == () and len(ran) == 3
 
 
 def test_a_slowed_run_of_the_answer_does_not_refute_it(plan: SearchProblem) -> None:
     done, ran = verified(plan, {1: 50.0, 2: 96.0, 4: 100.0}, {1: 50.0, 4: 60.0})
-    assert done is not None and done.choice == choice_of(4) and done.refuted == () and len(ran) == 2
+    assert done is not None and done.answer.choice == choice_of(4) and done.refuted == () and len(ran) == 2
     assert "(more than 40 % slower than its fastest run: its speed is not counted)" in done.summary
 
 
 def test_what_does_not_fit_again_is_refuted(plan: SearchProblem) -> None:
     done, _ = verified(plan, {2: 80.0, 4: 100.0}, {1: 50.0, 2: 80.0, 4: Outcome.OVER_BUDGET})
-    assert done is not None and done.choice == choice_of(2) and done.outcome == "ok"
+    assert done is not None and done.answer.choice == choice_of(2) and done.answer.outcome == "ok"
     assert "ended over_budget when it was trained again" in done.refuted[0]
     done, ran = verified(plan, {4: 100.0}, {4: Outcome.CRASHED})
-    assert done is not None and done.outcome == "crashed" and ran == [(4, "answer")]
-    assert [one.outcome for one in done.measurements] == ["crashed"]
+    assert done is not None and done.answer.outcome == "crashed" and ran == [(4, "answer")]
+    assert [one.outcome for one in done.runs] == ["crashed"]
 
 
 def test_the_baseline_that_is_the_answer_is_not_its_own_rival(plan: SearchProblem) -> None:
@@ -114,7 +117,8 @@ def test_nothing_that_fits_is_nothing_to_check(plan: SearchProblem) -> None:
 def test_its_peak_is_the_one_that_the_budget_limits(plan: SearchProblem) -> None:
     done, _ = verified(plan, {4: 100.0}, {1: 50.0, 4: 98.0})
     assert done is not None
-    on_cuda = replace(done, metrics={**done.metrics, "peak_allocated_mib": 7.0, "peak_reserved_mib": 9.0})
+    metrics = {**done.answer.metrics, "peak_allocated_mib": 7.0, "peak_reserved_mib": 9.0}
+    on_cuda = replace(done, answer=replace(done.answer, metrics=metrics))
     assert not done.was_slowed
     assert ": ok, 9.0 MiB; against" in replace(on_cuda, max_loss_difference=0.0).summary
     assert verification_table(on_cuda).frame["peak MiB"][0] == 9.0
@@ -180,7 +184,7 @@ def test_a_gpu_verifies_varying_lengths_for_longer(plan: SearchProblem) -> None:
     assert num_verified_steps(replace(with_base(plan, device="cuda:0"), space=dimension)) == many
     asked = replace(plan, settings=plan.settings.model_copy(update={"verify_varying_steps": 20}))
     assert num_verified_steps(with_base(asked, sequences="padded", device="cuda:0")) == 20
-    assert [StopAfter(3)([1.0] * count) for count in (2, 3, 4)] == [False, True, True]
+    assert [has_taken(3, [1.0] * count) for count in (2, 3, 4)] == [False, True, True]
 
 
 def trained(num_steps: int, away: float = 0.0) -> Result:
@@ -231,5 +235,5 @@ def test_an_answer_that_runs_out_of_memory_as_lengths_vary_is_refuted(plan: Sear
         return whole, speed
 
     done = verify(plan, rows_of({2: 80.0, 4: 100.0}), lambda _: choice_of(1), measure)
-    assert done is not None and done.choice == choice_of(2) and done.is_contradicted(gap=0.01)
+    assert done is not None and done.answer.choice == choice_of(2) and done.is_contradicted(gap=0.01)
     assert "micro-batch 4" in done.refuted[0] and "out_of_memory" in done.refuted[0]

@@ -25,8 +25,8 @@ from pipeline.base.units import MIB
 from pipeline.config.space import Space
 from pipeline.memory.device import cores
 from pipeline.runtime.placement import ANYWHERE, Placement, placements
-from pipeline.searching.study import Queued, StoredStudy
-from pipeline.searching.trial_record import Judged, judge
+from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.trial_record import TrialRecord, judge
 from pipeline.tracking.lost import end_lost
 
 TIMEOUT = 6
@@ -34,10 +34,10 @@ TIMEOUT = 6
 DIES = """
 import os, signal, sys
 from test_search import SPACE
-from pipeline.searching.study import StoredStudy
+from pipeline.searching.study import Proposal, StoredStudy
 study = StoredStudy(sys.argv[1], "test", ("maximize",), {"budget": "100MiB"}, 6)
-study.enqueue(SPACE.choices[0], SPACE)
-study.run_next(lambda queued: os.kill(os.getpid(), signal.SIGKILL), 20, lambda: None)
+study.enqueue(Proposal(SPACE.choices[0]), SPACE)
+study.run_next(lambda *_: os.kill(os.getpid(), signal.SIGKILL), 20, lambda: None)
 """
 """A worker that is killed in the middle of its trial."""
 
@@ -46,9 +46,9 @@ def open_study(storage: str) -> StoredStudy:
     return StoredStudy(storage, "test", ("maximize",), {"budget": "100MiB"}, TIMEOUT)
 
 
-def measured(queued: Queued) -> Judged:
+def measured(number: int, queued: Proposal) -> TrialRecord:
     result, metrics = result_of(queued.choice, oom=False)
-    return judge(result, metrics, 100 * MIB), result, metrics
+    return judge(result, metrics, 100 * MIB)
 
 
 def die(storage: str) -> None:
@@ -71,7 +71,7 @@ def test_the_trial_of_a_dead_worker_returns_to_the_queue_once(tmp_path: Path) ->
     assert study.num_open == 0 and list(study.lost()) == [(1, False)]
     [crashed] = study.trials
     assert crashed.user_attrs["outcome"] == Outcome.CRASHED and "died in 2 trials" in crashed.user_attrs["detail"]
-    assert not study.enqueue(SPACE.choices[0], SPACE), "it would kill a third worker"
+    assert not study.enqueue(Proposal(SPACE.choices[0]), SPACE), "it would kill a third worker"
     states = [trial.state for trial in study._study.trials]
     assert states == [TrialState.FAIL] * len(states)
 
@@ -79,12 +79,12 @@ def test_the_trial_of_a_dead_worker_returns_to_the_queue_once(tmp_path: Path) ->
 def test_a_worker_that_is_slow_to_store_heartbeats_loses_its_trial_and_goes_on(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     study = open_study(storage)
-    assert study.enqueue(SPACE.choices[0], SPACE)
+    assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
 
-    def closed_by_another(queued: Queued) -> Judged:
+    def closed_by_another(number: int, queued: Proposal) -> TrialRecord:
         other = open_study(storage)
-        other._study.tell(queued.number, state=TrialState.FAIL)
-        return measured(queued)
+        other._study.tell(number, state=TrialState.FAIL)
+        return measured(number, queued)
 
     assert study.run_next(closed_by_another, 20, lambda: None) is None
     assert study.trials == [] and study.num_open == 0
@@ -95,15 +95,15 @@ def test_an_error_of_a_trial_ends_its_worker(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     study, other = open_study(storage), open_study(storage)
 
-    def full_disk(queued: Queued) -> Judged:
+    def full_disk(number: int, queued: Proposal) -> TrialRecord:
         raise InvalidInputError("the output folder must be writable")
 
-    def interrupted(queued: Queued) -> Judged:
-        other._study.tell(queued.number, state=TrialState.FAIL)
+    def interrupted(number: int, queued: Proposal) -> TrialRecord:
+        other._study.tell(number, state=TrialState.FAIL)
         raise KeyboardInterrupt
 
     for measure, error in ((full_disk, InvalidInputError), (interrupted, KeyboardInterrupt)):
-        assert study.enqueue(SPACE.choices[0], SPACE)
+        assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
         with pytest.raises(error):
             study.run_next(measure, 20, lambda: None)
         assert study.trials == [] and study.num_open == 0
@@ -122,7 +122,7 @@ def test_a_running_trial_without_any_heartbeat_is_closed_after_a_while(
     monkeypatch.setattr(study, "_worker_timeout", -1)
     study.free_stale()
     assert study.num_open == 0 and study.trials == [] and not list(study.lost())
-    assert study.enqueue(SPACE.choices[0], SPACE)
+    assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
     assert study._study.ask().number == 1 and study.num_waiting == 0
     study.free_stale()
     assert study.num_waiting == 1 and list(study.lost()) == [(1, True)], (
@@ -136,18 +136,18 @@ def test_workers_of_several_processes_measure_each_configuration_once(tmp_path: 
     studies = [StoredStudy(storage, "test", ("maximize",), {}) for _ in range(4)]  # as four processes have
     turns, left = [threading.Lock() for _ in studies], [*space.choices, *space.choices]
 
-    def sleeping(queued: Queued) -> Judged:
+    def sleeping(number: int, queued: Proposal) -> TrialRecord:
         time.sleep(0.05)
         result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=0.2)
         metrics = {"tokens_per_second": 1.0, "peak_allocated_mib": 1.0}
-        return judge(result, metrics, 100 * MIB), result, metrics
+        return judge(result, metrics, 100 * MIB)
 
     def work(number: int) -> None:
         study, turn = studies[number % len(studies)], turns[number % len(studies)]
         while left or study.num_waiting:
             with ExitStack() as own:
                 own.enter_context(turn)
-                if study.num_waiting or (left and study.enqueue(left.pop(), space)):
+                if study.num_waiting or (left and study.enqueue(Proposal(left.pop()), space)):
                     study.run_next(sleeping, 1000, own.close)
 
     with ThreadPoolExecutor(8) as pool:

@@ -15,8 +15,8 @@ from pipeline.jobs.session_clock import TRIALS, VERIFICATION, SessionClock
 from pipeline.runtime.observer import Run
 from pipeline.searching.certificate import at_most
 from pipeline.searching.loop import SearchObserver
-from pipeline.searching.proposals import Proposal
-from pipeline.searching.results import Measurement, Trial, best_speed, best_trial, label, speed_text, unit_of
+from pipeline.searching.results import Trial, best_speed, best_trial, label, speed_text, unit_of
+from pipeline.searching.study import Proposal
 from pipeline.training.metrics import Summary
 
 REFRESHES_PER_SECOND = 4
@@ -90,7 +90,7 @@ class SearchProgress(SearchObserver):
         if self._console.is_terminal:
             self._live.stop()
 
-    def trials(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
+    def trials(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> None:
         """Show how many trials have ended, and the fastest configuration that fits."""
         self._best, self._state = best_trial(trials, extra), "choosing the next configuration"
         self._speed = best_speed(trials, extra) or 0.0

@@ -79,7 +79,7 @@ def configurations_of(findings: SearchFindings) -> list[Configuration]:
 def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> Configuration | None:
     """Return a measured configuration; one that did not complete has its predicted speed, None without it."""
     rows, verification = findings.rows, findings.verification
-    refuted = [one.choice for one in verification.measurements if one.outcome != "ok"] if verification else []
+    refuted = [one.choice for one in verification.runs if one.outcome != "ok"] if verification else []
     failed = row.tokens_per_second is None or row.choice in refuted
     speed, seconds = findings.speed_of(row.choice), row.metrics.get("predicted_seconds_per_step")
     if not speed and seconds:

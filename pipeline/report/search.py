@@ -18,7 +18,6 @@ from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_pl
 from pipeline.report.verification_plots import losses_plots, reserved_plots
 from pipeline.searching.certificate import REPEATED_GAPS, Certificate
 from pipeline.searching.results import (
-    Measurement,
     SearchFindings,
     Trial,
     Verification,
@@ -217,7 +216,7 @@ def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
 def trials_table(findings: SearchFindings) -> Table:
     """Return every run, with the speed of its configuration: those that fit first, the fastest configuration on top."""
     labelled = {"answer": findings.best, "baseline": findings.baseline_trial}
-    runs: list[Trial | Measurement] = [*findings.rows, *findings.extra]
+    runs = (*findings.rows, *findings.extra)
     fitting = [row.choice for row in one_per_configuration(findings.rows) if row.fits]
     ordered = sorted(runs, key=lambda run: (run.choice not in fitting, -findings.speed_of(run.choice)))
     shown, unit = columns(run.choice for run in runs), findings.unit
@@ -225,10 +224,13 @@ def trials_table(findings: SearchFindings) -> Table:
     lines = [
         {
             **{shown[name]: run.choice[name] for name in shown},
-            "run": _run_name(run),
+            "run": run.name,
             "outcome": run.outcome,
             "peak MiB": None if run.peak_bytes is None else run.peak_bytes / MIB,
-            **_of_trial(run),
+            "predicted MiB": run.predicted_mib,
+            "s/step": run.metrics.get("seconds_per_step"),
+            "predicted s/step": run.metrics.get("predicted_seconds_per_step"),
+            "loss": run.metrics.get("common_steps_loss"),
             f"run's {unit}": run.tokens_per_second,
             unit: findings.speed_of(run.choice) or None,
             "": _counts_for(run, labelled) if findings.is_counted(run) else NOT_COUNTED,
@@ -248,22 +250,7 @@ def trials_table(findings: SearchFindings) -> Table:
     return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms, expendable=expendable)
 
 
-def _run_name(run: Trial | Measurement) -> str:
-    return f"trial {run.number + 1}" if isinstance(run, Trial) else run.name
-
-
-def _of_trial(run: Trial | Measurement) -> dict[str, float | None]:
-    """Return what the table shows of trials alone."""
-    metrics = run.metrics if isinstance(run, Trial) else {}
-    return {
-        "predicted MiB": run.predicted_mib if isinstance(run, Trial) else None,
-        "s/step": metrics.get("seconds_per_step"),
-        "predicted s/step": metrics.get("predicted_seconds_per_step"),
-        "loss": metrics.get("common_steps_loss"),
-    }
-
-
-def _counts_for(run: Trial | Measurement, labelled: Mapping[str, Trial | None]) -> str:
+def _counts_for(run: Trial, labelled: Mapping[str, Trial | None]) -> str:
     """Return whose speed a run counts for: that of the answer, of the baseline, or of no configuration with a label."""
     return next((text for text, one in labelled.items() if one is not None and one.choice == run.choice), "")
 
@@ -287,19 +274,19 @@ def unmeasured_table(certificate: Certificate) -> Table:
 
 def verification_table(verification: Verification) -> Table:
     """Return the answer and the plain configuration, both trained again."""
-    pairs = [(verification.choice, verification.outcome, verification.metrics, "answer")]
+    runs = {"answer": verification.answer}
     if verification.plain is not None:
-        pairs.append((verification.plain, verification.plain_outcome or "", verification.plain_metrics, "plain"))
-    shown = columns(choice for choice, *_ in pairs)
+        runs["plain"] = verification.plain
+    shown = columns(run.choice for run in runs.values())
     lines = [
         {
-            **{shown[name]: choice[name] for name in shown},
-            "outcome": outcome,
-            "peak MiB": limited_peak_mib(metrics),
-            "final loss": metrics.get("final_loss"),
-            "": label,
+            **{shown[name]: run.choice[name] for name in shown},
+            "outcome": run.outcome,
+            "peak MiB": limited_peak_mib(run.metrics),
+            "final loss": run.metrics.get("final_loss"),
+            "": role,
         }
-        for choice, outcome, metrics, label in pairs
+        for role, run in runs.items()
     ]
     forms = {"peak MiB": "{:,.1f}", "final loss": "{:.4f}"}
     return Table(name="verification", title="the answer, trained again", frame=pd.DataFrame(lines), forms=forms)

@@ -25,7 +25,7 @@ def reserved_plots(verification: Verification, budget_bytes: int) -> tuple[Plot,
     held_mib = [num_bytes / MIB for num_bytes in verification.reserved_bytes]
     limits_mib = {
         "budget": budget_bytes / MIB,
-        "predicted peak": verification.metrics.get("predicted_peak_reserved_mib"),
+        "predicted peak": verification.answer.metrics.get("predicted_peak_reserved_mib"),
     }
     series = {"reserved": list(enumerate(held_mib, 1))}
     for name, limit_mib in limits_mib.items():

@@ -20,9 +20,9 @@ from pipeline.runtime.run import Execute, Summarize, execute, run
 from pipeline.runtime.run_folder import folder_name
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.interface import Problem
-from pipeline.searching.proposals import Proposal, Proposer
+from pipeline.searching.proposals import Proposer
 from pipeline.searching.results import (
-    Measurement,
+    PLAIN,
     SearchFindings,
     Trial,
     Verification,
@@ -30,11 +30,12 @@ from pipeline.searching.results import (
     best_speed,
     best_trial,
     label,
+    run_name,
 )
-from pipeline.searching.study import Queued, StoredStudy
+from pipeline.searching.study import Proposal, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
-from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME, Judged, judge, peak_bytes
-from pipeline.searching.verification import Measured, StopAfter, verify
+from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME, TrialRecord, judge
+from pipeline.searching.verification import has_taken, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary
 
@@ -48,7 +49,7 @@ class SearchObserver(Observer):
     Those of one run come from one thread, and several threads may run trials at the same time.
     """
 
-    def trials(self, trials: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
+    def trials(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> None:
         """Receive the trials that have ended and the other runs of verifications, before each trial."""
 
     def waiting(self) -> None:
@@ -85,7 +86,7 @@ class Search:
     """Held by the worker that chooses its next configuration."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the workers are to end at once."""
-    extra: list[Measurement] = field(default_factory=list)
+    extra: list[Trial] = field(default_factory=list)
     """The runs of verifications so far that are no trials."""
     verifications: list[Verification | None] = field(default_factory=list)
     """The verifications so far; None for one where nothing fitted."""
@@ -126,7 +127,6 @@ def trials_of(problem: Problem, study: StoredStudy) -> list[Trial]:
             outcome=trial.user_attrs[OUTCOME],
             detail=trial.user_attrs[DETAIL],
             fits=trial.values is not None and trial.constraints.get(CONSTRAINT, 1.0) <= 0,
-            peak_bytes=peak_bytes(trial.user_attrs[METRICS]),
             metrics=trial.user_attrs[METRICS],
         )
         for trial in study.trials
@@ -179,7 +179,7 @@ def _fill_queue(search: Search, trials: Sequence[Trial]) -> bool:
     if one is None:
         return False
     search.observer.proposed(one)
-    return study.enqueue(one.choice, problem.space, repeat=one.is_repeat, predicted_seconds=one.predicted_seconds)
+    return study.enqueue(one, problem.space)
 
 
 RunTrials = Callable[["Search", float], None]
@@ -212,41 +212,40 @@ def search_and_verify(search: Search, run_trials: RunTrials = run_trials) -> Non
             return
 
 
-def _stands(verification: Verification, trials: Sequence[Trial], extra: Sequence[Measurement], gap: float) -> bool:
+def _stands(verification: Verification, trials: Sequence[Trial], extra: Sequence[Trial], gap: float) -> bool:
     """Return whether no run contradicts it, and no other configuration is faster than the answer by all runs of it."""
     answer = answer_of(trials, verification, extra)
-    return answer is not None and answer.choice == verification.choice and not verification.is_contradicted(gap)
+    return answer is not None and answer.choice == verification.answer.choice and not verification.is_contradicted(gap)
 
 
-def _is_overtaken(verification: Verification | None, trials: Sequence[Trial], extra: Sequence[Measurement]) -> bool:
+def _is_overtaken(verification: Verification | None, trials: Sequence[Trial], extra: Sequence[Trial]) -> bool:
     """Return whether the verified configuration completed, and another one is faster by all runs."""
-    if verification is None or verification.outcome != Outcome.OK:
+    if verification is None or verification.answer.outcome != Outcome.OK:
         return False
     best = best_trial(trials, extra)
-    return best is not None and best.choice != verification.choice
+    return best is not None and best.choice != verification.answer.choice
 
 
 def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
     """Verify the answer; its runs become trials or are added to the search's other measurements."""
-    number, stored, roles = len(search.verifications) + 1, list[Choice](), list[str]()
-    title = "verification" if number == 1 else f"verification {number}"
+    number, stored, roles = len(search.verifications), list[Choice](), list[str]()
 
-    def measure(choice: Choice, role: str) -> Measured:
-        name, labels = f"{title}: {role}: {label(choice)}", {"variant": label(choice), "verification": role}
-        stop = StopAfter(search.problem.settings.verify_steps) if role == "plain" else never_stop
+    def measure(choice: Choice, role: str) -> tuple[Result, dict[str, float]]:
+        name, labels = f"{run_name(number, role)}: {label(choice)}", {"variant": label(choice), "verification": role}
+        stop = partial(has_taken, search.problem.settings.verify_steps) if role == PLAIN else never_stop
         roles.append(role)
         again = f" {roles.count(role)}" if roles.count(role) > 1 else ""  # an answer that fails gives way to another
-        folder = f"verification-{number:02} {role}{again}"
+        folder = f"verification-{number + 1:02} {role}{again}"
         done = search.run(name, folder, search.problem.verified(choice), labels, stop)
         search.observer.check(name, done[0])
-        if role == "plain" and store_measurement(search, choice, *done):
+        if role == PLAIN and store_measurement(search, choice, *done):
             stored.append(choice)
         return done
 
     baseline = partial(search.proposer.baseline, trials)
-    verification = verify(search.problem, trials, baseline, measure, search.extra, title)
+    verification = verify(search.problem, trials, baseline, measure, search.extra, number)
     if verification is not None:
-        search.extra.extend(one for one in verification.measurements if one.choice not in stored)
+        search.extra.extend(one for one in verification.runs if one.choice not in stored)
     return verification
 
 
@@ -257,8 +256,11 @@ def deadline_of(problem: Problem) -> float:
 
 def store_measurement(search: Search, choice: Choice, result: Result, metrics: dict[str, float]) -> bool:
     """Add a run that was measured outside of the trials to the study; return False if its configuration has a trial."""
-    verdict = judge(result, metrics, search.problem.budget_bytes)
-    return search.study.add(choice, search.problem.space, (verdict, result, metrics))
+    return search.study.add(choice, search.problem.space, _judged(search, result, metrics))
+
+
+def _judged(search: Search, result: Result, metrics: dict[str, float]) -> TrialRecord:
+    return judge(result, metrics, search.problem.budget_bytes, len(search.study.directions))
 
 
 def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None]) -> None:
@@ -268,18 +270,18 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
     """
     names: list[str] = []
 
-    def measure(queued: Queued) -> Judged:
-        experiment = search.problem.runnable(queued.choice)
-        again = " (measured again)" if queued.is_repeat else ""
-        names.append(f"trial {queued.number + 1}{again}: {label(queued.choice)}")
+    def measure(number: int, one: Proposal) -> TrialRecord:
+        experiment = search.problem.runnable(one.choice)
+        again = " (measured again)" if one.is_repeat else ""
+        names.append(f"{run_name(number)}{again}: {label(one.choice)}")
         of_study = {"study": search.study.name, "study_key": search.study.key}
-        labels = {"variant": label(queued.choice), **of_study, "trial": str(queued.number + 1)}
-        stop = _trial_length(search.problem, experiment, None if queued.is_repeat else to_beat)
-        summarize = partial(_summary, search.problem, experiment, queued)
-        result, metrics = search.run(names[0], f"trial-{queued.number + 1:02}", experiment, labels, stop, summarize)
-        if not search.trials and (reason := search.problem.why_none_runs(queued.choice, result)):
+        labels = {"variant": label(one.choice), **of_study, "trial": str(number + 1)}
+        stop = _trial_length(search.problem, experiment, None if one.is_repeat else to_beat)
+        summarize = partial(_summary, search.problem, experiment, one.predicted_seconds)
+        result, metrics = search.run(names[0], f"trial-{number + 1:02}", experiment, labels, stop, summarize)
+        if not search.trials and (reason := search.problem.why_none_runs(one.choice, result)):
             raise InvalidInputError(reason)
-        return judge(result, metrics, search.problem.budget_bytes), result, metrics
+        return _judged(search, result, metrics)
 
     number = search.study.run_next(measure, search.problem.settings.num_trials, began)
     if number is not None:
@@ -300,15 +302,15 @@ def _trial_length(problem: Problem, experiment: Runnable, to_beat: float | None)
     )
 
 
-def _summary(problem: Problem, experiment: Runnable, queued: Queued, result: Result) -> Summary:
+def _summary(problem: Problem, experiment: Runnable, predicted_seconds: float | None, result: Result) -> Summary:
     """Return a trial's summary, with its predicted time and the mean loss of the steps that all trials share."""
     own = problem.summary(experiment, result)
     metrics = dict(own.metrics)
     num_common = experiment.timing_warmup_steps + HOPELESS_STEPS
     if len(result.steps) >= num_common:
         metrics["common_steps_loss"] = statistics.fmean(record.loss for record in result.steps[:num_common])
-    if queued.predicted_seconds is not None:
-        metrics["predicted_seconds_per_step"] = queued.predicted_seconds
+    if predicted_seconds is not None:
+        metrics["predicted_seconds_per_step"] = predicted_seconds
     return replace(own, metrics=metrics)
 
 
@@ -317,7 +319,7 @@ def findings_of(
     trials: Sequence[Trial],
     certificate: Certificate | None = None,
     verification: Verification | None = None,
-    extra: Sequence[Measurement] = (),
+    extra: Sequence[Trial] = (),
 ) -> SearchFindings:
     """Return the findings of the search, from which its report is made.
 
@@ -325,7 +327,7 @@ def findings_of(
     configuration has been faster since, or has replaced one that it refuted.
     """
     best = answer_of(trials, verification, extra)
-    if best is not None and verification is not None and best.choice != verification.choice:
+    if best is not None and verification is not None and best.choice != verification.answer.choice:
         verification = None
     return SearchFindings(
         entry="search",

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from pipeline.config.space import Choice
@@ -20,22 +20,9 @@ from pipeline.searching.certificate import (
 )
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import choose, next_baseline
-from pipeline.searching.results import Measurement, Trial, one_per_configuration
+from pipeline.searching.results import Trial, one_per_configuration
 from pipeline.searching.sampler import PredictiveSampler
-from pipeline.searching.study import StoredStudy
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A configuration to measure."""
-
-    choice: Choice
-    predicted_seconds: float | None = None
-    """Predicted seconds of an optimizer step; None before anything was measured, and for a repeated measurement."""
-    is_repeat: bool = False
-    """Whether it was measured before."""
-    bound: float | None = None
-    """The stated bound of the fraction by which the best configuration is faster than the best measured one so far."""
+from pipeline.searching.study import Proposal, StoredStudy
 
 
 class Proposer(Protocol):
@@ -44,7 +31,7 @@ class Proposer(Protocol):
     `extra` has measurements in addition to the trials, such as those of a verification.
     """
 
-    def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+    def next(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
         """Return the configuration to measure after these trials; None if none is worth its time beside what runs."""
 
     def baseline(self, rows: Sequence[Trial], answer: Choice) -> Choice | None:
@@ -53,7 +40,7 @@ class Proposer(Protocol):
         As far as is known, and with what makes the answer another training.
         """
 
-    def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate | None:
+    def certificate(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Certificate | None:
         """Return the certificate of the answer; None if the sampler states no bound."""
 
     @property
@@ -67,7 +54,7 @@ class OptunaProposer:
     def __init__(self, problem: Problem, study: StoredStudy) -> None:
         self._problem, self._study = problem, study
 
-    def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+    def next(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
         """Return the middle of the micro-batches of the baseline that may fit, then the proposals of the sampler."""
         problem, study = self._problem, self._study
         choice = next_baseline(problem.baselines, _fitting(rows), study.taken) or choose(
@@ -91,7 +78,7 @@ class OptunaProposer:
 
         return next(filter(may_fit, self._problem.baseline_beside(answer)), None)
 
-    def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> None:
+    def certificate(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> None:
         """Return None: Optuna's samplers give no bound."""
         return
 
@@ -107,7 +94,7 @@ class PredictiveProposer:
     def __init__(self, problem: Problem, study: StoredStudy, sampler: PredictiveSampler) -> None:
         self._problem, self._study, self._sampler = problem, study, sampler
 
-    def next(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Proposal | None:
+    def next(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
         """Return what to measure again, else the best candidate, or TPE's if the time model is not adequate."""
         acquisition = self._study.evaluate(self._sampler, extra)
         bound = stated(acquisition.bound, self._problem.settings.gap)
@@ -130,7 +117,7 @@ class PredictiveProposer:
         feasible = self._study.evaluate(self._sampler, is_last=True).feasible
         return next((choice for number, choice in baselines.items() if number in feasible), None)
 
-    def certificate(self, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Certificate:
+    def certificate(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Certificate:
         """Return the bound after these measurements, and the configurations that were not measured."""
         acquisition = self._study.evaluate(self._sampler, extra, is_last=True)
         counting = one_per_configuration(rows)
@@ -169,7 +156,7 @@ class PredictiveProposer:
         """How many configurations could not be predicted so far, a sentence for each cause."""
         return not_predicted_notes(self._sampler.candidates)
 
-    def _by_tpe(self, acquisition: Acquisition, extra: Sequence[Measurement]) -> Proposal | None:
+    def _by_tpe(self, acquisition: Acquisition, extra: Sequence[Trial]) -> Proposal | None:
         problem, study, sampler = self._problem, self._study, self._sampler
         while True:
             possible = [sampler.candidates[number].choice for number in sorted(acquisition.possible)]

@@ -14,6 +14,8 @@ from pipeline.training.timing import is_slowed, mean_speed
 
 Item = TypeVar("Item")
 
+TRIAL, ANSWER, PLAIN = "trial", "answer", "plain"
+"""What runs a configuration: a trial, or a verification, as the answer or as what the answer is compared with."""
 TOKENS, SAMPLES = "tokens/s", "samples/s"
 """Units of speeds: of Fitproof's own training, and of commands, whose tokens are not counted."""
 FEW_DIMENSIONS = 4
@@ -27,18 +29,29 @@ ALWAYS = ("micro_batch_size", "sequence_length")
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One measured configuration."""
+    """One run of a configuration: a trial of the study, or a run of a verification."""
 
     number: int
+    """Of the trial in its study, or of the verification in its search, from 0 on."""
+    source: str = TRIAL
+    """TRIAL or, in a verification, what the run is there: ANSWER or PLAIN."""
     choice: Mapping[str, Any]
     """A value for each dimension, by its setting's dotted name."""
     outcome: str
-    detail: str | None
+    detail: str | None = None
     fits: bool
-    peak_bytes: int | None
-    """The peak that the budget limits."""
     metrics: Mapping[str, float]
     """Summary metrics, named as in MLflow."""
+
+    @property
+    def name(self) -> str:
+        """How the name of its run begins: `trial 3` or `verification 2: answer`."""
+        return run_name(self.number, self.source)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak that the budget limits."""
+        return peak_bytes(self.metrics)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -65,18 +78,17 @@ class Trial:
         return f"{self.outcome}, {self.peak_bytes / MIB:,.1f} MiB, {self.speed_text}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """A run of a configuration in addition to its trials: one of a verification."""
+def run_name(number: int, source: str = TRIAL) -> str:
+    """Return how the name of a run of a search begins."""
+    if source == TRIAL:
+        return f"trial {number + 1}"
+    return f"verification{f' {number + 1}' if number else ''}: {source}"
 
-    name: str
-    """How the name of its run begins: `verification: answer`."""
-    choice: Mapping[str, Any]
-    outcome: str
-    tokens_per_second: float | None
-    """Of a command in samples per second; None if the run did not complete."""
-    peak_bytes: float | None
-    """The peak that the budget limits."""
+
+def peak_bytes(metrics: Mapping[str, float]) -> int | None:
+    """Return the peak that the budget limits."""
+    peak = limited_peak_mib(metrics)
+    return None if peak is None else round(peak * MIB)
 
 
 def unit_of(rows: Iterable[Trial]) -> str:
@@ -138,13 +150,12 @@ def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
     return sorted(counting.values(), key=lambda row: row.number)
 
 
-def speeds(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> list[float]:
+def speeds(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> list[float]:
     """Return the tokens per second of each run of a configuration that completed: of its trials and of `extra`."""
-    runs: list[Trial | Measurement] = [*rows, *extra]
-    return [one.tokens_per_second for one in runs if one.choice == choice and one.tokens_per_second]
+    return [one.tokens_per_second for one in (*rows, *extra) if one.choice == choice and one.tokens_per_second]
 
 
-def speed_of(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> float:
+def speed_of(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> float:
     """Return the speed of a configuration in tokens per second: the mean of its runs that count; 0 without any.
 
     It is the only speed of a configuration that is compared or shown; that of one run is called so.
@@ -152,30 +163,28 @@ def speed_of(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[M
     return mean_speed(speeds(choice, rows, extra))
 
 
-def is_counted(one: Trial | Measurement, rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> bool:
+def is_counted(one: Trial, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> bool:
     """Return whether a run counts: it was not slowed, and no other one of its configuration did not fit."""
-    all_runs: list[Trial | Measurement] = [*rows, *extra]
-    if one.outcome not in TOO_LARGE and any(
-        other.outcome in TOO_LARGE for other in all_runs if other.choice == one.choice
-    ):
+    others = (other.outcome for other in (*rows, *extra) if other.choice == one.choice)
+    if one.outcome not in TOO_LARGE and any(outcome in TOO_LARGE for outcome in others):
         return False
     return one.tokens_per_second is None or not is_slowed(one.tokens_per_second, speeds(one.choice, rows, extra))
 
 
-def best_trial(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> Trial | None:
+def best_trial(rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Trial | None:
     """Return the trial that stands for the fastest configuration that fits, and that no run of `extra` refuted."""
     refuted = [one.choice for one in extra if one.outcome != Outcome.OK]
     fitting = (row for row in one_per_configuration(rows) if row.fits and row.choice not in refuted)
     return max(fitting, key=lambda row: speed_of(row.choice, rows, extra), default=None)
 
 
-def best_speed(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> float | None:
+def best_speed(rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> float | None:
     """Return the speed of that configuration in tokens per second; None if there is none."""
     best = best_trial(rows, extra)
     return None if best is None else speed_of(best.choice, rows, extra)
 
 
-def pareto_front(rows: Sequence[Trial], extra: Sequence[Measurement] = ()) -> list[Trial]:
+def pareto_front(rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> list[Trial]:
     """Return the measured configurations that are not dominated in memory and throughput, by ascending peak."""
     return front_of(
         measured(one_per_configuration(rows)), lambda row: (row.peak_bytes or 0, -speed_of(row.choice, rows, extra))
@@ -201,21 +210,17 @@ def measured(rows: Sequence[Trial]) -> list[Trial]:
 class Verification:
     """The answer trained again in a clean process within the budget, and compared with a plain configuration."""
 
-    choice: Mapping[str, Any]
-    plain: Mapping[str, Any] | None
+    answer: Trial
+    plain: Trial | None
     """The baseline that is the same training; None if there is no other configuration to compare with."""
     num_steps: int
-    outcome: str
-    metrics: Mapping[str, float]
-    plain_outcome: str | None
-    plain_metrics: Mapping[str, float]
     max_loss_difference: float | None
     """Greatest difference of the two losses in any optimizer step."""
     tolerance: float
     """Difference that the round-off of the two number formats may cause."""
     seconds_measured: float
     """Device time of all its runs, from the start of each process to its end."""
-    measurements: tuple[Measurement, ...] = ()
+    runs: tuple[Trial, ...] = ()
     """All its runs: the answer, faster configurations that were refuted, and the plain one."""
     refuted: tuple[str, ...] = ()
     """Faster configurations that did not fit, did not complete or were slower when they were trained again."""
@@ -230,13 +235,16 @@ class Verification:
 
     def is_contradicted(self, gap: float) -> bool:
         """Return whether a faster configuration failed, or the plain one was faster by more than the share `gap`."""
-        failed = (one.outcome != Outcome.OK for one in self.measurements if one.choice != self.plain)
+        failed = (
+            one.outcome != Outcome.OK for one in self.runs if self.plain is None or one.choice != self.plain.choice
+        )
         return any(failed) or self._is_slower_than_plain(gap)
 
     def _is_slower_than_plain(self, gap: float) -> bool:
-        speed, plain = (speed_in(metrics) for metrics in (self.metrics, self.plain_metrics))
-        is_ok = self.plain_outcome == Outcome.OK and self.outcome == Outcome.OK
-        return is_ok and speed is not None and plain is not None and speed < (1 - gap) * plain
+        if self.plain is None or not self.answer.outcome == self.plain.outcome == Outcome.OK:
+            return False
+        speed, plain = self.answer.tokens_per_second, self.plain.tokens_per_second
+        return speed is not None and plain is not None and speed < (1 - gap) * plain
 
     @property
     def same_training(self) -> bool | None:
@@ -251,7 +259,7 @@ class Verification:
         if first is None or self.plain is None:
             return ""
         share = max(abs(one - other) / abs(other) for one, other in pairs if other)
-        differing = [name for name, value in self.choice.items() if value != self.plain.get(name)]
+        differing = [name for name, value in self.answer.choice.items() if value != self.plain.choice.get(name)]
         cause = ": accumulation is not the same training here" if differing == ["micro_batch_size"] else ""
         return f"they differ by {100 * share:.2g} % at most, from step {first} on{cause}"
 
@@ -259,7 +267,7 @@ class Verification:
     def verdict(self) -> str:
         """The result in one short sentence."""
         if self.same_training is None:
-            return f"Trained again: {self.outcome}"
+            return f"Trained again: {self.answer.outcome}"
         verdict = "are" if self.same_training else "are NOT"
         difference = f"; {self.difference}" if self.difference else ""
         return f"Trained again, its losses {verdict} those of plain training{difference}"
@@ -267,14 +275,14 @@ class Verification:
     @property
     def summary(self) -> str:
         """The result in one sentence, with its numbers."""
-        peak = limited_peak_mib(self.metrics)
-        text = f"Trained again for {self.num_steps} optimizer steps in a fresh process: {self.outcome}"
-        text += f", {peak:,.1f} MiB" if peak else ""
+        peak = self.answer.peak_bytes
+        text = f"Trained again for {self.num_steps} optimizer steps in a fresh process: {self.answer.outcome}"
+        text += f", {peak / MIB:,.1f} MiB" if peak else ""
         text += " (more than 40 % slower than its fastest run: its speed is not counted)" if self.was_slowed else ""
         if self.plain is not None and self.max_loss_difference is not None:
             verdict = "the same training" if self.same_training else "NOT the same training"
             text += (
-                f"; against {label(self.plain)} its losses differ by at most {self.max_loss_difference:.2g} "
+                f"; against {label(self.plain.choice)} its losses differ by at most {self.max_loss_difference:.2g} "
                 f"(tolerance {self.tolerance:.2g}): {verdict}"
             )
             text += f"; {self.difference}" if self.difference else ""
@@ -301,7 +309,7 @@ class SearchFindings:
     """None if the sampler states no bound."""
     verification: Verification | None = None
     """None if the answer was not trained again."""
-    extra: tuple[Measurement, ...] = ()
+    extra: tuple[Trial, ...] = ()
     """The runs of all verifications that are no trials: of this answer, of earlier ones and of what was compared."""
     notes: tuple[str, ...] = ()
     """The automatic budget, and why values of the space were removed; a sentence each."""
@@ -351,7 +359,7 @@ class SearchFindings:
         """Return a speed with its unit."""
         return speed_text(speed, self.unit)
 
-    def is_counted(self, run: Trial | Measurement) -> bool:
+    def is_counted(self, run: Trial) -> bool:
         """Return whether a run counts in the speed of its configuration."""
         return is_counted(run, self.rows, self.extra)
 
@@ -362,14 +370,12 @@ class SearchFindings:
         return replace(row, metrics=with_time(row.metrics, row.tokens_per_second / self.speed_of(row.choice)))
 
 
-def answer_of(
-    trials: Sequence[Trial], verification: Verification | None, extra: Sequence[Measurement] = ()
-) -> Trial | None:
+def answer_of(trials: Sequence[Trial], verification: Verification | None, extra: Sequence[Trial] = ()) -> Trial | None:
     """Return the fastest trial that fits and was not refuted; None if there is none.
 
     The verified configuration is not compared again with those that its verification compared it with.
     """
     compared: list[Mapping[str, Any]] = []
-    if verification is not None and verification.outcome == Outcome.OK:
-        compared = [one.choice for one in verification.measurements if one.choice != verification.choice]
+    if verification is not None and verification.answer.outcome == Outcome.OK:
+        compared = [one.choice for one in verification.runs if one.choice != verification.answer.choice]
     return best_trial([row for row in trials if row.choice not in compared], extra)

@@ -20,7 +20,7 @@ from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.expected import with_expectations
 from pipeline.searching.measurements import Measurements
-from pipeline.searching.results import TOO_LARGE, Measurement
+from pipeline.searching.results import TOO_LARGE, Trial
 from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND, OUTCOME, REPEAT, is_known
 
 Predict = Callable[[Sequence[Choice]], Sequence[Candidate]]
@@ -89,7 +89,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         self,
         study: Study,
         instead: FrozenTrial | None = None,
-        extra: Sequence[Measurement] = (),
+        extra: Sequence[Trial] = (),
         *,
         is_last: bool = False,
     ) -> Acquisition:
@@ -217,7 +217,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             with_failed_run=frozenset(with_failed_run),
         )
 
-    def _with_extra(self, measured: Measurements, extra: Sequence[Measurement]) -> Measurements:
+    def _with_extra(self, measured: Measurements, extra: Sequence[Trial]) -> Measurements:
         """Return the measurements with further ones of configurations, measured or not."""
         runs = {number: list(known) for number, known in measured.runs.items()}
         peaks = dict(measured.peak_bytes)

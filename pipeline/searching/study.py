@@ -26,12 +26,12 @@ from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run import WorkerLostError
 from pipeline.searching.acquisition import Acquisition
 from pipeline.searching.optuna_samplers import distributions_of
-from pipeline.searching.results import Measurement
+from pipeline.searching.results import Trial
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
-from pipeline.searching.trial_record import DETAIL, METRICS, OUTCOME, REPEAT, Judged, TrialRecord, is_known
+from pipeline.searching.trial_record import DETAIL, METRICS, OUTCOME, REPEAT, TrialRecord, is_known
 
 IDENTITY, KEY, WORKER = "identity", "key", "worker"
 """Attributes of a study, what distinguishes it from those of its name elsewhere, and of a trial that was taken."""
@@ -51,14 +51,20 @@ OPEN = (TrialState.RUNNING, TrialState.WAITING)
 
 
 @dataclass(frozen=True)
-class Queued:
-    """A trial that was taken from the queue."""
+class Proposal:
+    """A configuration to measure."""
 
-    number: int
     choice: Choice
-    is_repeat: bool
-    predicted_seconds: float | None
+    predicted_seconds: float | None = None
     """Predicted seconds of an optimizer step; None before anything was measured, and for a repeated measurement."""
+    is_repeat: bool = False
+    """Whether it was measured before."""
+    bound: float | None = None
+    """The stated bound of the fraction by which the best configuration is faster than the best measured one so far."""
+
+
+Measure = Callable[[int, Proposal], TrialRecord]
+"""(number of the trial, its configuration) -> what its run came to."""
 
 
 @dataclass
@@ -167,32 +173,31 @@ class StoredStudy:
         self._study.set_user_attr(SESSION, asdict(session))
 
     def evaluate(
-        self, sampler: PredictiveSampler, extra: Sequence[Measurement] = (), *, is_last: bool = False
+        self, sampler: PredictiveSampler, extra: Sequence[Trial] = (), *, is_last: bool = False
     ) -> Acquisition:
         """Return the sampler's candidates evaluated on all trials, and on the measurements `extra`."""
         return sampler.evaluate(self._study, extra=extra, is_last=is_last)
 
-    def enqueue(
-        self, choice: Choice, space: Space, *, repeat: bool = False, predicted_seconds: float | None = None
-    ) -> bool:
+    def enqueue(self, one: Proposal, space: Space) -> bool:
         """Add a configuration to the queue; return False if it is taken.
 
-        A measured configuration gets a further trial only as a `repeat`, and none while one of its trials is open.
+        A measured configuration gets a further trial only as a repeat, and none while one of its trials is open.
         """
-        num_earlier = self.taken.count(dict(choice))
-        if num_earlier and (not repeat or dict(choice) in [trial.params for trial in self._open_trials]):
+        choice = dict(one.choice)
+        num_earlier = self.taken.count(choice)
+        if num_earlier and (not one.is_repeat or choice in [trial.params for trial in self._open_trials]):
             return False
         self._study.add_trial(
             create_trial(
                 state=TrialState.WAITING,
-                params=dict(choice),
+                params=choice,
                 distributions=dict(distributions_of(space)),
-                user_attrs={REPEAT: num_earlier, PREDICTED: predicted_seconds},
+                user_attrs={REPEAT: num_earlier, PREDICTED: one.predicted_seconds},
             )
         )
         return True
 
-    def run_next(self, measure: Callable[[Queued], Judged], total: int, began: Callable[[], None]) -> int | None:
+    def run_next(self, measure: Measure, total: int, began: Callable[[], None]) -> int | None:
         """Take the first trial of the queue, measure and store it; return its number.
 
         `began` is called once it is taken. None is returned if the queue was empty, if `total` trials are reached, or
@@ -222,7 +227,7 @@ class StoredStudy:
     def _objective(
         self,
         attempt: _Attempt,
-        measure: Callable[[Queued], Judged],
+        measure: Measure,
         total: int,
         began: Callable[[], None],
         trial: optuna.Trial,
@@ -237,7 +242,7 @@ class StoredStudy:
             raise _NotCompletedError("nothing to measure")
         attempt.number, known = trial.number, trial.user_attrs
         try:
-            measured = measure(Queued(trial.number, dict(trial.params), bool(known[REPEAT]), known[PREDICTED]))
+            record = measure(trial.number, Proposal(dict(trial.params), known[PREDICTED], bool(known[REPEAT])))
         except BaseException as error:
             with suppress(UpdateFinishedTrialError):
                 trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
@@ -246,13 +251,12 @@ class StoredStudy:
                 raise _NotCompletedError(str(error)) from error
             attempt.error = error
             raise
-        return self._store(trial, TrialRecord.of(measured, len(self.directions)))
+        return self._store(trial, record)
 
-    def add(self, choice: Choice, space: Space, measured: Judged) -> bool:
+    def add(self, choice: Choice, space: Space, record: TrialRecord) -> bool:
         """Store a run that was measured outside of the queue; return False if its configuration is taken."""
         if dict(choice) in self.taken:
             return False
-        record = TrialRecord.of(measured, len(self.directions))
         self._study.add_trial(
             create_trial(
                 state=record.state,

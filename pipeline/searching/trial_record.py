@@ -8,8 +8,8 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome, Result
-from pipeline.base.units import MIB
-from pipeline.training.metrics import limited_peak_mib, speed_in
+from pipeline.searching.results import peak_bytes
+from pipeline.training.metrics import speed_in
 
 CONSTRAINT = "bytes_over_budget"
 """Name of the constraint: bytes by which a trial exceeded its budget, at most zero within it."""
@@ -30,23 +30,6 @@ MOST_INTERMEDIATE_VALUES = 8
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The state, value and constraint with which a trial is stored."""
-
-    state: TrialState
-    tokens_per_second: float | None
-    peak_bytes: int | None
-    violation_bytes: float | None
-    """Bytes over the budget, negative within it; None if the run failed for another reason than memory."""
-    is_lower_bound: bool
-    """Whether the violation is a lower bound: the trial ran out of memory before its peak."""
-
-
-Judged = tuple[Verdict, Result, Mapping[str, float]]
-"""How a run is judged, its result, and its summary metrics."""
-
-
-@dataclass(frozen=True)
 class TrialRecord:
     """The state, values and attributes of a trial, as Optuna stores them."""
 
@@ -56,32 +39,9 @@ class TrialRecord:
     attributes: Mapping[str, Any]
     """User attributes; a trial that lacks the last, OUTCOME, was not stored whole."""
     constraints: Mapping[str, float]
+    """Bytes over the budget, negative within it; none if the run failed for another reason than memory."""
     intermediate_values: Mapping[int, float]
     """Tokens per second by optimizer step; none of two objectives, of which Optuna takes no intermediate values."""
-
-    @classmethod
-    def of(cls, judged: Judged, num_objectives: int) -> "TrialRecord":
-        """Return the record of a run in a study of so many objectives."""
-        verdict, result, metrics = judged
-        completed = verdict.state is TrialState.COMPLETE
-        values = [float(value) for value in (verdict.tokens_per_second, verdict.peak_bytes) if value is not None]
-        chosen = result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]
-        speeds = {record.step: (record.tokens or record.positions) / record.seconds for record in chosen}
-        constraints = {} if verdict.violation_bytes is None else {CONSTRAINT: verdict.violation_bytes}
-        return cls(
-            state=verdict.state,
-            values=values[:num_objectives] if completed else None,
-            attributes={
-                METRICS: dict(metrics),
-                **{name: metrics[name] for name in COMPARED_METRICS if name in metrics},
-                DETAIL: result.detail,
-                LOWER_BOUND: verdict.is_lower_bound,
-                **constraints,  # for optuna-dashboard, which shows no constraints
-                OUTCOME: result.outcome.value,
-            },
-            constraints=constraints,
-            intermediate_values=speeds if completed and num_objectives == 1 else {},
-        )
 
 
 def is_known(trial: FrozenTrial) -> bool:
@@ -92,24 +52,37 @@ def is_known(trial: FrozenTrial) -> bool:
     return trial.state.is_finished() and is_whole and not is_closed_by_another
 
 
-def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int) -> Verdict:
-    """Return the verdict on a run; its peak is the reserved bytes on CUDA and the allocated ones on a CPU.
+def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int, num_objectives: int = 1) -> TrialRecord:
+    """Return the record of a run in a study of so many objectives; what its budget limits is peak_bytes().
 
     Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from pruned trials and not from failed ones.
     """
-    peak = peak_bytes(metrics)
+    peak, speed = peak_bytes(metrics), speed_in(metrics)
+    state, violation_bytes = TrialState.FAIL, None
     if result.outcome.completed and peak is not None:
-        return Verdict(TrialState.COMPLETE, speed_in(metrics), peak, float(peak - budget_bytes), False)
-    if result.outcome is Outcome.OUT_OF_MEMORY:
+        state, violation_bytes = TrialState.COMPLETE, float(peak - budget_bytes)
+    elif result.outcome is Outcome.OUT_OF_MEMORY:
         attempted = attempted_bytes(result.detail or "")
-        return Verdict(TrialState.PRUNED, None, peak, float(max(1, (peak or 0) + attempted - budget_bytes)), True)
-    return Verdict(TrialState.FAIL, None, peak, None, False)
-
-
-def peak_bytes(metrics: Mapping[str, float]) -> int | None:
-    """Return the peak that the budget limits."""
-    peak = limited_peak_mib(metrics)
-    return None if peak is None else round(peak * MIB)
+        state, violation_bytes = TrialState.PRUNED, float(max(1, (peak or 0) + attempted - budget_bytes))
+    completed = state is TrialState.COMPLETE
+    values = [float(value) for value in (speed, peak) if value is not None]
+    chosen = result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]
+    speeds = {record.step: (record.tokens or record.positions) / record.seconds for record in chosen}
+    constraints = {} if violation_bytes is None else {CONSTRAINT: violation_bytes}
+    return TrialRecord(
+        state=state,
+        values=values[:num_objectives] if completed else None,
+        attributes={
+            METRICS: dict(metrics),
+            **{name: metrics[name] for name in COMPARED_METRICS if name in metrics},
+            DETAIL: result.detail,
+            LOWER_BOUND: state is TrialState.PRUNED,
+            **constraints,  # for optuna-dashboard, which shows no constraints
+            OUTCOME: result.outcome.value,
+        },
+        constraints=constraints,
+        intermediate_values=speeds if completed and num_objectives == 1 else {},
+    )
 
 
 def attempted_bytes(text: str) -> int:
