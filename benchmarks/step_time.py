@@ -30,7 +30,7 @@ from scipy.stats import spearmanr
 from pipeline.base.contracts import Hardware
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.planning.rates import cost_prior, rate_costs
-from pipeline.planning.step_time import CALLS, KINDS, Array, CostPrior, amounts, step_seconds
+from pipeline.planning.step_time import CALLS, KINDS, Array, CostPrior, amounts, seconds_by_kind
 from pipeline.prediction.cards import find_card
 
 FOLDER = Path(__file__).parent
@@ -125,7 +125,12 @@ def estimate(cases: Sequence[Case], log_costs_K: Array, *, is_queued: bool) -> A
     """Return the seconds of each configuration with these costs: N."""
     passes_NK, updates_NK = np.stack([one.pass_K for one in cases]), np.stack([one.update_K for one in cases])
     num_passes_N = np.array([one.num_passes for one in cases])
-    return step_seconds(passes_NK, num_passes_N, updates_NK, np.exp(log_costs_K), is_queued=is_queued)
+    passes_N, updates_N = (
+        seconds_by_kind(amounts_NK, np.exp(log_costs_K), is_queued=is_queued).sum(axis=1)
+        for amounts_NK in (passes_NK, updates_NK)
+    )
+    seconds_N: Array = num_passes_N * passes_N + updates_N
+    return seconds_N
 
 
 def fitted(cases: Sequence[Case], prior: CostPrior) -> Array:

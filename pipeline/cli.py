@@ -4,7 +4,6 @@ Modules that load torch are imported inside functions, so that `fitproof` alone 
 """
 
 import argparse
-import difflib
 import errno
 import inspect
 import json
@@ -19,7 +18,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, close_to, did_you_mean
 from pipeline.config.entry_points import (
     ALIASES,
     BEST_FILE,
@@ -60,8 +59,7 @@ def main(argv: list[str] | None = None) -> int:
             return _run_tool(entry, rest)
         if entry not in entry_points():
             names = [*entry_points(), *TOOLS]
-            close = difflib.get_close_matches(entry, names, n=2, cutoff=0.6)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"the entry points are {', '.join(names)}"
+            hint = did_you_mean(close_to(entry, names), f"the entry points are {', '.join(names)}")
             raise InvalidInputError(f"no entry point is called {entry!r}; {hint}")
         return _run_entry_point(entry, rest)
     except InvalidInputError as error:

@@ -1,5 +1,6 @@
 """Expandable segments: in the environment of the run's own process, beside what the user's environment sets."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from test_prediction import CPU
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
-from pipeline.runtime.environment import uses_expandable_segments
+from pipeline.runtime.environment import allocator_configuration
 from pipeline.runtime.run import execute
 from pipeline.techniques.expandable_segments import ExpandableSegments
 
@@ -37,8 +38,9 @@ def test_it_is_added_to_what_the_users_environment_sets(
     if given is not None:
         monkeypatch.setenv(variable, given)
     assert ON.environment() == {variable: expected}
-    assert uses_expandable_segments(tiny(expandable_segments=True))
-    assert not uses_expandable_segments(tiny()), "the setting false leaves it to the user"
+    in_process = allocator_configuration({**os.environ, **tiny(expandable_segments=True).environment})
+    assert "expandable_segments:True" in in_process.replace(" ", "")
+    assert not tiny().environment, "the setting false leaves it to the user"
 
 
 def test_it_needs_cuda_and_is_tried_unless_the_user_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 import csv
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,9 +15,10 @@ from step_time import ESTIMATES, T4, case_of, errors, estimates, published_cases
 from pipeline.base.contracts import Hardware
 from pipeline.memory.work import Work
 from pipeline.planning.rates import RATES, cost_prior, measured_rates, note_on_rates, rate_costs, rates_of
-from pipeline.planning.step_time import CALLS, KINDS, CostPrior, amounts, estimated, seconds_by_kind, step_seconds
+from pipeline.planning.step_time import CALLS, KINDS, CostPrior, amounts, estimated, seconds_by_kind
 from pipeline.prediction.cards import CARDS, find_card
 from pipeline.prediction.predict import predict
+from pipeline.prediction.prediction import Prediction
 
 COSTS = np.array([1e-12, 1e-13, 1e-14, 1e-14, 2e-12, 2e-13, 2e-14, 2e-14, 1e-11, 1e-10, 1e-9, 1e-9, 1e-5, 2e-5])
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
@@ -34,11 +37,10 @@ def test_launches_overlap_with_the_work_on_a_gpu_and_add_to_it_on_a_cpu() -> Non
 
 
 def test_a_step_is_its_passes_and_the_update() -> None:
-    one_pass, update = amounts(Work(moved_bytes=1e9)), amounts(Work(moved_bytes=5e8))
-    seconds = step_seconds(
-        np.stack([one_pass, one_pass]), np.array([1.0, 4.0]), np.stack([update] * 2), COSTS, is_queued=True
-    )
-    assert seconds == pytest.approx([0.015, 0.045])
+    works = {"pass_work": Work(moved_bytes=1e9), "last_pass_work": Work(), "update_work": Work(moved_bytes=5e8)}
+    prediction = cast(Prediction, SimpleNamespace(**works))
+    prior = CostPrior(log_costs_K=np.log(COSTS), deviations_K=np.zeros(len(KINDS)), residual=0.0, is_queued=True)
+    assert [estimated(prediction, count, prior).seconds for count in (1, 4)] == pytest.approx([0.015, 0.045])
 
 
 @pytest.mark.parametrize("is_queued", [False, True])

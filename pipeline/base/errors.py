@@ -1,6 +1,8 @@
-"""The exception for invalid input, and short forms of other errors, without the passwords of connection strings."""
+"""The exception for invalid input, what was meant, and short forms of other errors, without passwords."""
 
+import difflib
 import re
+from collections.abc import Iterable, Sequence
 
 _IN_ADDRESS = re.compile(r"(://[^:/?#@\s]*):\S+@")
 """user:password@ of a URL; the password may hold any character, for not every driver wants it encoded."""
@@ -17,6 +19,16 @@ class InvalidInputError(ValueError):
 
 class NothingMeasuredError(RuntimeError):
     """A search ended before a configuration was measured."""
+
+
+def close_to(name: str, names: Iterable[str], most: int = 2, likeness: float = 0.6) -> list[str]:
+    """Return those of the names that are so like a name that it may have been meant, the closest first."""
+    return difflib.get_close_matches(name, list(names), n=most, cutoff=likeness)
+
+
+def did_you_mean(close: Sequence[str], otherwise: str) -> str:
+    """Return the question that ends a message about an unknown name; `otherwise` where no name is close."""
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 def first_line(error: BaseException) -> str:

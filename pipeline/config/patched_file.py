@@ -1,6 +1,5 @@
 """A YAML, JSON or TOML file whose keys are dimensions of a search: each run reads a copy with other values."""
 
-import difflib
 import json
 import re
 import tomllib
@@ -11,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, close_to
 from pipeline.config.space import Value
 
 FORMATS = (".yaml", ".yml", ".json", ".toml")
@@ -65,7 +64,7 @@ class PatchedFile:
         """Raise InvalidInputError, with the names that are close, if it has no such key."""
         known = list(self.values)
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=3, cutoff=0.4) or known
+            close = close_to(key, known, most=3, likeness=0.4) or known
             raise InvalidInputError(
                 f"a patch changes keys that the file has, and {self.path} has no {key}; close are {', '.join(close)}"
             )

@@ -1,6 +1,5 @@
 """Every setting of a run, with type, default and description, and the messages for invalid ones."""
 
-import difflib
 import inspect
 import json
 import pkgutil
@@ -13,7 +12,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, create_model, field_validator
 
 from pipeline.base.contracts import Corpus, Model, SequencesKind, Settings
-from pipeline.base.errors import InvalidInputError, has_password
+from pipeline.base.errors import InvalidInputError, close_to, did_you_mean, has_password
 from pipeline.base.technique import Technique
 from pipeline.config.other_names import names_for
 from pipeline.config.user_techniques import UserTechniqueError, user_techniques
@@ -229,9 +228,8 @@ def unknown_setting(kind: type[Settings], name: str) -> str:
     """Return the message for an unknown setting: what it is called here, or the closest names."""
     names = list(setting_names(kind))
     meant = [one for one in names_for(name) if one.partition("=")[0] in names]
-    meant = meant or difflib.get_close_matches(name.replace("-", "_"), names, n=NUM_CLOSE, cutoff=0.6)
-    hint = f"did you mean {' or '.join(meant)}?" if meant else "--help-all lists all settings"
-    return f"no setting is called {name}; {hint}"
+    meant = meant or close_to(name.replace("-", "_"), names, NUM_CLOSE)
+    return f"no setting is called {name}; {did_you_mean(meant, '--help-all lists all settings')}"
 
 
 def setting_names(kind: type[Settings], prefix: str = "") -> Iterator[str]:

@@ -103,15 +103,6 @@ def seconds_by_kind(amounts_NK: Array, costs_K: Array, *, is_queued: bool, overl
     return np.hstack([group_NK * (slowest_N == number)[:, None] for number, group_NK in enumerate(groups)])
 
 
-def step_seconds(passes_NK: Array, num_passes_N: Array, updates_NK: Array, costs_K: Array, *, is_queued: bool) -> Array:
-    """Return the seconds of optimizer steps: N x K amounts of one pass and of the update -> N."""
-    passes_N, updates_N = (
-        seconds_by_kind(amounts_NK, costs_K, is_queued=is_queued).sum(axis=1) for amounts_NK in (passes_NK, updates_NK)
-    )
-    seconds_N: Array = num_passes_N * passes_N + updates_N
-    return seconds_N
-
-
 def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> StepTime:
     """Return the estimated time of an optimizer step that takes so many passes."""
     one = prediction.pass_work

@@ -11,7 +11,6 @@ from pathlib import Path
 import pynvml
 import torch
 
-from pipeline.config.experiment import Experiment
 from pipeline.memory.device import device_name, total_bytes
 
 
@@ -39,12 +38,6 @@ def environment(device: torch.device) -> dict[str, str]:
 def allocator_configuration(variables: Mapping[str, str] = os.environ) -> str:
     """Return the configuration of torch's caching allocator in these environment variables."""
     return variables.get("PYTORCH_ALLOC_CONF", variables.get("PYTORCH_CUDA_ALLOC_CONF", "default"))
-
-
-def uses_expandable_segments(experiment: Experiment) -> bool:
-    """Whether the caching allocator of the run's process grows its segments instead of adding new ones."""
-    configuration = allocator_configuration({**os.environ, **experiment.environment})
-    return "expandable_segments:True" in configuration.replace(" ", "")
 
 
 def _version(package: str) -> str | None:

@@ -1,6 +1,5 @@
 """The space of a command: the values of its placeholders, which of them go together, and the command of each choice."""
 
-import difflib
 import json
 import re
 import shlex
@@ -8,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, close_to, did_you_mean
 from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH, WORLD_SIZE, Command
 from pipeline.config.command_template import Template, derived_values, divisors
 from pipeline.config.known_command import Lever, scripts_of
@@ -45,8 +44,8 @@ def dimensions_of(settings: CommandSearchSettings, template: Template) -> dict[s
         if given == "divisors" and name == MICRO_BATCH:
             dimensions[name] = divisors(settings.effective_batch_size)
         elif isinstance(given, str) or (not given and name not in (*DERIVED, WORLD_SIZE)):
-            close = difflib.get_close_matches(name, WITHOUT_VALUES, n=1)
-            known = f"did you mean {{{close[0]}}}?" if close else f"known without are {', '.join(WITHOUT_VALUES)}"
+            close = [f"{{{one}}}" for one in close_to(name, WITHOUT_VALUES, most=1)]
+            known = did_you_mean(close, f"known without are {', '.join(WITHOUT_VALUES)}")
             raise InvalidInputError(
                 f"the placeholder {{{name}}} needs values; write them as {{{name}:first,second}}, or as "
                 f"--space '{json.dumps({name: ['first', 'second']})}'; {known}"

@@ -194,36 +194,37 @@ def search_and_verify(search: Search, run_trials: RunTrials = run_trials) -> Non
     is left and the plain configuration is the faster one by all runs. If the plain configuration of the verification
     has no trial, its measurement is added to the study as one.
     """
-    deadline, settings = deadline_of(search.problem), search.problem.settings
-    num_verified, is_last = -1, False
-    while True:
-        run_trials(search, deadline)
+    deadline, num_verified = deadline_of(search.problem), -1
+    run_trials(search, deadline)
+    while search.problem.settings.verify_steps and not _stands(search):
         trials = search.trials
-        if not settings.verify_steps or is_last:
-            return
-        if search.verification is not None and _stands(search.verification, trials, search.extra, settings.gap):
-            return
-        is_last = len(trials) == num_verified
-        if is_last and not _is_overtaken(search.verification, trials, search.extra):
+        has_new_trials = len(trials) != num_verified
+        if not has_new_trials and not _is_overtaken(search):
             return
         num_verified = len(trials)
         search.verifications.append(_verify(search, trials))
         if search.verification is None:
             return
+        run_trials(search, deadline)
+        if not has_new_trials:
+            return
 
 
-def _stands(verification: Verification, trials: Sequence[Trial], extra: Sequence[Trial], gap: float) -> bool:
-    """Return whether no run contradicts it, and no other configuration is faster than the answer by all runs of it."""
-    answer = answer_of(trials, verification, extra)
-    return answer is not None and answer.choice == verification.answer.choice and not verification.is_contradicted(gap)
-
-
-def _is_overtaken(verification: Verification | None, trials: Sequence[Trial], extra: Sequence[Trial]) -> bool:
-    """Return whether the verified configuration completed, and another one is faster by all runs."""
-    if verification is None or verification.answer.outcome != Outcome.OK:
+def _stands(search: Search) -> bool:
+    """Return whether no run contradicts the verification, and its answer is the fastest by all runs of it."""
+    if search.verification is None:
         return False
-    best = best_trial(trials, extra)
-    return best is not None and best.choice != verification.answer.choice
+    answer, verified = answer_of(search.trials, search.verification, search.extra), search.verification.answer
+    is_contradicted = search.verification.is_contradicted(search.problem.settings.gap)
+    return answer is not None and answer.choice == verified.choice and not is_contradicted
+
+
+def _is_overtaken(search: Search) -> bool:
+    """Return whether the verified configuration completed, and another one is faster by all runs."""
+    if search.verification is None or search.verification.answer.outcome != Outcome.OK:
+        return False
+    best = best_trial(search.trials, search.extra)
+    return best is not None and best.choice != search.verification.answer.choice
 
 
 def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:

@@ -10,13 +10,12 @@ before it times a kernel. What a card does in a second is dense, and summed in f
 """
 
 import csv
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, close_to
 from pipeline.base.units import MIB, parse_size
 
 TABLE = Path(__file__).with_name("cards.csv")
@@ -183,7 +182,7 @@ def _named(text: str) -> Card:
     if found:
         cards_of_the_name = " and ".join(f"{card.gpu} ({card.memory_mib:,} MiB)" for card in found)
         raise InvalidInputError(f"{text!r} is the name of {cards_of_the_name}; name one of them")
-    closest = difflib.get_close_matches(_plain(text), CARDS, n=3, cutoff=0)
+    closest = close_to(_plain(text), CARDS, most=3, likeness=0)
     raise InvalidInputError(
         f"no card is called {text!r}; the closest are {', '.join(closest)}, all {len(CARDS)} are in {TABLE}; any other "
         f"card in words: --gpu {EXAMPLE}"

@@ -22,14 +22,6 @@ NEEDS_WHOLE_PARAMETERS = {
 }
 """Optimizers that cannot update a part of a parameter as they would update all of it, and why."""
 
-OFFLOADING = {
-    "accelerate": "offload_params",
-    "training_arguments": "cpu_offload",
-    "trl": "cpu_offload",
-    "axolotl": "offload_params",
-}
-"""What FSDP2's parts in host memory are called, by target of an export."""
-
 IN_ACCELERATE = (
     "Accelerate, which makes the shards, sums gradients in the type of mixed precision, where float32 was measured; of "
     "several passes it sums them after the last alone, as with sharded_accumulation=false."
@@ -186,10 +178,10 @@ class Sharding(Technique):
         if target == "pytorch":
             return Exported(notes=("It has the whole model in its one process, and so not the memory of a rank.",))
         if self.sharded_offloading:
-            if target not in OFFLOADING:
-                return None
-            by_layer[OFFLOADING[target]] = True
+            by_layer["cpu_offload" if target in ("training_arguments", "trl") else "offload_params"] = True
         if target == "deepspeed":
+            if self.sharded_offloading:
+                return None
             stage = 3 if self.reshard_after_forward else 2
             note = (
                 f"ZeRO's stage {stage} divides what sharding=fsdp does, by buckets of its own: the losses are the "
