@@ -14,9 +14,9 @@ from pipeline.memory.work import Work
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, known_peaks, may_fit
 from pipeline.searching.expected import expectation_of, with_expectations
-from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.setup import make_sampler
 
 MIB = 2**20
 SPACE: dict[str, Sequence[Any]] = {
@@ -75,8 +75,8 @@ def test_a_part_is_predicted_and_the_fastest_is_found(budget_mib: int) -> None:
     number_of = {tuple(one.choice.items()): number for number, one in enumerate(CANDIDATES)}
     predicted = list[int]()
 
-    def predict(choices: Sequence[Choice]) -> list[Candidate]:
-        numbers = [number_of[tuple(choice.items())] for choice in choices]
+    def predict(candidates: Sequence[Candidate]) -> list[Candidate]:
+        numbers = [number_of[tuple(one.choice.items())] for one in candidates]
         predicted.extend(numbers)
         return [CANDIDATES[number] for number in numbers]
 

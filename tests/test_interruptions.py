@@ -14,7 +14,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.prediction import predict_all as predict_module
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import run
-from pipeline.searching.candidates import make_candidates
+from pipeline.searching.candidates import unpredicted, with_predictions
 from pipeline.searching.study import Proposal, StoredStudy
 from pipeline.tracking.job import open_job
 
@@ -75,7 +75,7 @@ def test_an_error_on_fake_tensors_of_one_configuration_does_not_end_the_search(
 
     monkeypatch.setattr(predict_module, "predict", fails)
     monkeypatch.setattr(predict_module, "run_all", lambda _, work, sent: enumerate(map(work, sent)))  # no worker
-    candidates = make_candidates(choices, experiments)
+    candidates = with_predictions([*map(unpredicted, choices, experiments)], experiments)
     assert [one.predicted_bytes is None for one in candidates] == [True, False]
 
 

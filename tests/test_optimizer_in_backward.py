@@ -10,8 +10,8 @@ from test_prediction import CPU, measured
 from pipeline.base.errors import InvalidInputError
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.prediction.predict import predict
-from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.problem import make_problem
+from pipeline.searching.setup import make_sampler
 from pipeline.techniques.optimizer_in_backward import update_in_backward
 
 SMALL_BATCH: dict[str, Any] = {"sequence_length": 8, "micro_batch_size": 2, "max_grad_norm": None}

@@ -204,8 +204,8 @@ def _sampler(search: Search, rules: Rules) -> PredictiveSampler:
         for one in predicted.values()
     ]
 
-    def predict(choices: Sequence[Choice]) -> list[Candidate]:
-        return [predicted[tuple(choice.values())] for choice in choices]
+    def predict(candidates: Sequence[Candidate]) -> list[Candidate]:
+        return [predicted[tuple(one.choice.values())] for one in candidates]
 
     sampler = PredictiveSampler(unpredicted, rules, predict, NUM_PREDICTED_AT_ONCE)
     sampler.predict(expectation_of(unpredicted).first())

@@ -20,14 +20,13 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.searching.candidates import not_predicted_notes
-from pipeline.searching.feasibility import make_sampler
 from pipeline.searching.interface import Problem
 from pipeline.searching.loop import Search, findings_of
-from pipeline.searching.problems import problem_of
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import SearchFindings, Trial
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import session_of
+from pipeline.searching.setup import make_sampler, problem_of
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.workers import Workers, open_workers, search_with
 

@@ -58,22 +58,21 @@ def may_fit(_: int) -> bool:
     return True
 
 
-def make_candidates(
-    choices: Sequence[Choice], experiments: Sequence[Experiment], budget_bytes: int | None = None
+def with_predictions(
+    candidates: Sequence[Candidate], experiments: Sequence[Experiment], budget_bytes: int | None = None
 ) -> list[Candidate]:
-    """Return a candidate for each experiment, in their order.
+    """Return the candidates of these experiments with their predictions.
 
-    Each has its own prediction, on a card that has `budget_bytes` for it, or the reason why it has none: such a
-    candidate takes the work of one that is alike, in proportion to the micro-batch size.
+    Each has its own, on a card that has `budget_bytes` for it, or the reason why it has none: such a candidate takes
+    the work of one that is alike, in proportion to the micro-batch size.
     """
-    target = hardware_of(experiments[0].device)
+    target, predicted = hardware_of(experiments[0].device), [*candidates]
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    candidates = [*map(unpredicted, choices, experiments)]
     with progress(f"predicting the memory of {len(shapes)} configurations", len(shapes)) as advance:
         for number, outcome in predict_each(shapes, target, budget_bytes=budget_bytes):
-            candidates[number] = _predicted(candidates[number], outcome)
+            predicted[number] = _predicted(candidates[number], outcome)
             advance(1)
-    return with_work_of_alike(candidates)
+    return with_work_of_alike(predicted)
 
 
 def unpredicted(choice: Choice, experiment: Experiment) -> Candidate:
@@ -96,7 +95,7 @@ def unpredicted(choice: Choice, experiment: Experiment) -> Candidate:
 
 def _predicted(candidate: Candidate, outcome: Prediction | InvalidInputError) -> Candidate:
     if isinstance(outcome, InvalidInputError):
-        return replace(candidate, is_expected=False, not_predicted=first_line(outcome))
+        return without_prediction(candidate, outcome)
     return replace(
         candidate,
         is_expected=False,
@@ -107,6 +106,12 @@ def _predicted(candidate: Candidate, outcome: Prediction | InvalidInputError) ->
         predicted_bytes=outcome.peak_bytes,
         fits=outcome.fits,
     )
+
+
+def without_prediction(candidate: Candidate, error: InvalidInputError) -> Candidate:
+    """Return a candidate that cannot be predicted, for this reason."""
+    unknown = replace(candidate, is_expected=False, predicted_bytes=None, fits=may_fit)
+    return replace(unknown, not_predicted=first_line(error))
 
 
 def with_work_of_alike(candidates: Sequence[Candidate]) -> list[Candidate]:

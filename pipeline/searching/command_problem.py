@@ -29,7 +29,7 @@ from pipeline.memory.device import device_name, find_device, is_named, num_cores
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.command import Outcome, predict_commands
 from pipeline.runtime.run import measured_summary
-from pipeline.searching.candidates import Candidate, may_fit
+from pipeline.searching.candidates import Candidate, may_fit, without_prediction
 from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import baseline_choices
@@ -76,10 +76,9 @@ class CommandProblem(Problem):
         """As many as at once; all where nothing is simulated."""
         return num_cores() if self.card else len(self.space.choices)
 
-    def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
-        """Return each configuration with assumed work, and the memory of its command on the simulated card."""
-        outcomes = self._predicted([self.runnable(choice) for choice in choices])
-        return list(map(_candidate, self.unpredicted(choices), outcomes))
+    def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates, whose work is assumed, with the memory of their commands on the simulated card."""
+        return list(map(_candidate, candidates, self._outcomes([self.runnable(one.choice) for one in candidates])))
 
     def check_first(self, candidates: Sequence[Candidate]) -> None:
         """Refuse the search on a card that the user has named if none of the first candidates can be simulated.
@@ -91,11 +90,11 @@ class CommandProblem(Problem):
         if self.settings.gpu is None or not all(one.not_predicted for one in candidates):
             return
         command = self.runnable(candidates[0].choice)
-        [outcome] = self._predicted([command])  # again, for all that the command says
+        [outcome] = self._outcomes([command])  # again, for all that the command says
         if isinstance(outcome, InvalidInputError):
             raise InvalidInputError(f"no configuration can be simulated: {outcome}\nit was: {command.line}")
 
-    def _predicted(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+    def _outcomes(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """Return the prediction of each command.
 
         Raises:
@@ -128,7 +127,7 @@ class CommandProblem(Problem):
         measured = measured_summary(runnable, result)
         if self.card is None or not isinstance(runnable, Command):
             return measured
-        [outcome] = self._predicted([runnable])
+        [outcome] = self._outcomes([runnable])
         if isinstance(outcome, InvalidInputError):
             return replace(measured, tags={PREDICTION: f"not predicted: {first_line(outcome)}"})
         peaks = {
@@ -322,5 +321,5 @@ def _unpredicted(choice: Choice, command: Command) -> Candidate:
 
 def _candidate(candidate: Candidate, outcome: Outcome) -> Candidate:
     if isinstance(outcome, InvalidInputError):
-        return replace(candidate, is_expected=False, not_predicted=first_line(outcome))
+        return without_prediction(candidate, outcome)
     return replace(candidate, is_expected=False, predicted_bytes=outcome.peak_reserved_bytes, fits=outcome.fits)

@@ -38,8 +38,8 @@ class Problem(ABC):
         """Return what is known of each configuration before its prediction, in their order."""
 
     @abstractmethod
-    def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
-        """Return the prediction of each configuration, in their order."""
+    def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates with their predictions, in their order."""
 
     def check_first(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027  most need no prediction to be measured
         """Refuse the search if it needs predictions, and none of the first candidates has one."""

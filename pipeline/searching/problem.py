@@ -21,12 +21,12 @@ from pipeline.config.runnable import Runnable
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
 from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named, num_cores
+from pipeline.planning.clipping import cost_of_clipping
 from pipeline.planning.promising import FEWEST, ROUND_PER_CORE
 from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.summary import summary
 from pipeline.runtime.shape_check import check_shapes
-from pipeline.searching.advice import what_would_help
-from pipeline.searching.candidates import Candidate, make_candidates, unpredicted
+from pipeline.searching.candidates import Candidate, known_peaks, unpredicted, with_predictions
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import baseline_choices, baseline_values
 from pipeline.searching.settings import SearchSettings
@@ -73,9 +73,9 @@ class SearchProblem(Problem):
         """As many as a plan predicts without choosing."""
         return FEWEST
 
-    def candidates(self, choices: Sequence[Choice]) -> list[Candidate]:
-        """Return the prediction of each configuration, in their order."""
-        return make_candidates(choices, [self.experiment(choice) for choice in choices], self.budget_bytes)
+    def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates with their predictions, in their order."""
+        return with_predictions(candidates, [self.experiment(one.choice) for one in candidates], self.budget_bytes)
 
     def runnable(self, choice: Choice) -> Experiment:
         """Return the Experiment of one configuration."""
@@ -106,8 +106,9 @@ class SearchProblem(Problem):
         return
 
     def how_to_fit(self, candidates: Sequence[Candidate]) -> str:
-        """Return the change of one setting that helps most, and what clipping costs."""
-        return what_would_help(self, candidates)
+        """Return the change of the leanest configuration that lowers its peak most, and what clipping costs."""
+        _, number = min(known_peaks(candidates))
+        return f"{_change_that_helps(self, candidates[number].choice)}{_what_clipping_costs(self, candidates)}"
 
     @property
     def num_devices(self) -> int:
@@ -277,3 +278,37 @@ def _check(problem: SearchProblem) -> None:
         if needs not in prepared:
             experiment.prepare()
             prepared.add(needs)
+
+
+def _what_clipping_costs(problem: SearchProblem, candidates: Sequence[Candidate]) -> str:
+    """Return what the candidates would need without clipping, as further text."""
+    known = [(candidates[number], peak_bytes) for peak_bytes, number in known_peaks(candidates)]
+    peaks = [(problem.experiment(one.choice).with_random_weights("cpu"), peak_bytes) for one, peak_bytes in known]
+    sentence = cost_of_clipping(peaks, hardware_of(problem.base.device), problem.budget_bytes)
+    return f". {sentence.removesuffix('.')}" if sentence else ""
+
+
+def _change_that_helps(problem: SearchProblem, choice: Choice) -> str:
+    """Return the change of one setting that lowers the smallest predicted peak most, and the new peak, as text."""
+    settings: Any = problem.experiment(choice).settings
+    changes = {
+        "micro_batch_size": 1,
+        "checkpointing": "every_layer",
+        "precision": "bf16",
+        "loss_kernel": "chunked",
+        "sequence_length": max(2, settings.sequence_length // 2),
+    }
+    others = {
+        name: value
+        for name, value in changes.items()
+        if getattr(settings, name) != value and problem.why_refused({**choice, name: value}) is None
+    }
+    changed = problem.unpredicted([{**choice, name: value} for name, value in others.items()])
+    candidates = problem.predicted(changed) if changed else []
+    peak_bytes, number = min(known_peaks(candidates), default=(0, None))
+    if number is None:
+        return "choose a smaller model or a larger budget"
+    name, peak = list(others)[number], peak_bytes / MIB
+    return (
+        f"{name}={others[name]} would help most, with {peak:,.1f} MiB; else choose a smaller model or a larger budget"
+    )

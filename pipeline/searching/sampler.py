@@ -15,7 +15,6 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome
-from pipeline.config.space import Choice
 from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.expected import with_expectations
@@ -23,8 +22,8 @@ from pipeline.searching.measurements import Measurements
 from pipeline.searching.results import TOO_LARGE, Trial
 from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND, OUTCOME, REPEAT, is_known
 
-Predict = Callable[[Sequence[Choice]], Sequence[Candidate]]
-"""Returns the predictions of configurations, in their order."""
+Predict = Callable[[Sequence[Candidate]], Sequence[Candidate]]
+"""Returns candidates with their predictions, in their order."""
 CANDIDATE = "candidate"
 """Attribute of a trial: the index of the proposed candidate, stored before its parameters are suggested."""
 
@@ -76,7 +75,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             expected = [number for number in numbers if self.candidates[number].is_expected]
             if not expected or self._predict is None:
                 return
-            predicted = self._predict([self.candidates[number].choice for number in expected])
+            predicted = self._predict([self.candidates[number] for number in expected])
             known = {**dict(enumerate(self.candidates)), **dict(zip(expected, predicted, strict=True))}
             self.candidates = tuple(with_expectations([*known.values()], self.rules.budget_bytes, self.rules.kind))
 

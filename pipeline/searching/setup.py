@@ -1,18 +1,39 @@
-"""Makes the sampler and predicts the first configurations of a space, before anything is stored or run."""
+"""What a search begins with: its problem, by the settings, and a sampler that has the first predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, known_peaks
+from pipeline.searching.command_problem import make_command_problem
 from pipeline.searching.expected import expectation_of
 from pipeline.searching.interface import Problem
+from pipeline.searching.problem import make_problem
 from pipeline.searching.results import label
 from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.settings import CommandSettings
 
 NUM_FRUITLESS_ROUNDS = 4
 """Rounds of the smallest expected peaks after which nothing is taken to fit."""
+
+
+def problem_of(given: Mapping[str, Any]) -> Problem:
+    """Return the problem, every configuration of its space checked.
+
+    Raises:
+        InvalidInputError: a setting, a dimension or one of its values is wrong.
+
+    """
+    if given.get("command") is not None:
+        return make_command_problem(given)
+    if alone := [name for name in CommandSettings.model_fields if name in given]:
+        raise InvalidInputError(
+            f"{alone[0]} belongs to a search of a command, and there is none; write it behind --: fitproof search "
+            "--effective_batch_size 64 -- python train.py --batch {micro_batch_size}"
+        )
+    return make_problem(given)
 
 
 def make_sampler(problem: Problem) -> PredictiveSampler | None:
@@ -36,7 +57,7 @@ def make_sampler(problem: Problem) -> PredictiveSampler | None:
     )
     choices = problem.space.choices
     unpredicted = problem.unpredicted(choices)
-    sampler = PredictiveSampler(unpredicted, rules, problem.candidates, problem.num_predicted_at_once)
+    sampler = PredictiveSampler(unpredicted, rules, problem.predicted, problem.num_predicted_at_once)
     are_timed_meanwhile = rules.kind == "cpu" and (problem.settings.workers or 1) > 1  # by others, on the same cores
     are_all = are_timed_meanwhile or len(choices) <= problem.num_predicted_first
     sampler.predict(range(len(choices)) if are_all else expectation_of(unpredicted).first())
