@@ -14,8 +14,7 @@ from pipeline.config.runnable import Runnable
 from pipeline.runtime.failures import failure_of
 from pipeline.runtime.fork_server import begin_child
 from pipeline.runtime.placement import Placement
-from pipeline.runtime.rank import Progress, Work
-from pipeline.runtime.rank_launcher import launch_ranks
+from pipeline.runtime.rank import Progress, Work, launch_ranks
 
 
 def child_main(

@@ -1,7 +1,13 @@
-"""The process of one rank: it joins the other ranks, takes its device, trains, and sends what the parent needs."""
+"""The ranks of a run: processes of its child process, which join each other, take their devices and train.
 
+torch starts a process for each rank, ends all of them when one fails, and restarts none. All is on one machine: the
+ranks meet at a file, and their sockets are those of the loopback device.
+"""
+
+import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, MutableSequence
@@ -11,11 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import ProcessExitedException, start_processes
 
 from pipeline.base.ranks import CollectiveEntered
 from pipeline.base.results import MemoryUse, Outcome
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.failures import Failed, failure_of
+from pipeline.runtime.failures import Failed, failure_of, killed
 from pipeline.runtime.fork_server import end_with_parent
 
 Work = Callable[[Any, Any, Callable[[Any], None]], None]
@@ -23,17 +30,49 @@ Work = Callable[[Any, Any, Callable[[Any], None]], None]
 Progress = MutableSequence[int]
 """How many collective operations each rank has entered, in memory that the processes share."""
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+SOCKETS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables that name the network device of the ranks' sockets."""
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """torch.distributed's backends by device; gloo exchanges what is on the host."""
 REPORTED = 3
 """Exit code of a rank that has sent what happened to it."""
 SECONDS_FOR_OTHERS = 10.0
-"""How long a rank that has lost another one waits to be ended: the launcher must see the lost one first."""
+"""How long a rank that has lost another one waits to be ended: the other one must be seen first."""
 LAST_LINES = 5
 """Last lines of what a process printed that are kept when it crashes."""
 
 
+def launch_ranks(
+    experiment: Experiment, work: Work, send: Callable[[Any], None], progress: Progress, rendezvous_file: Path
+) -> None:
+    """Do `work` in all ranks of the experiment; send the events of rank 0, and what happened if a rank failed.
+
+    `progress` gets how many collective operations each rank has entered. The ranks meet at `rendezvous_file`.
+    """
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the CUDA runtime must not be asked before a fork
+    for variable in SOCKETS:
+        os.environ.setdefault(variable, LOOPBACK)
+    lock = multiprocessing.get_context("fork").Lock()
+    own = (experiment, work, send, lock, progress, rendezvous_file)
+    # forked from this process, which is clean and has imported torch
+    ranks = start_processes(rank_main, own, experiment.world_size, join=False, start_method="fork")
+    try:
+        while not ranks.join():
+            pass
+    except ProcessExitedException as error:
+        if error.exit_code != REPORTED:
+            send(_how_it_ended(error.error_index, error.exit_code))
+
+
+def _how_it_ended(rank: int, exit_code: int) -> Failed:
+    """Return how a rank ended that could not say it itself."""
+    who = f"rank {rank}: "
+    return killed(exit_code, who) if exit_code < 0 else Failed(Outcome.CRASHED, f"{who}exit code {exit_code}")
+
+
 def rank_main(
+    rank: int,
     experiment: Experiment,
     work: Work,
     send: Callable[[Any], None],
@@ -41,9 +80,9 @@ def rank_main(
     progress: Progress,
     rendezvous_file: Path,
 ) -> None:
-    """Do `work` as the rank that torchrun's launcher has made this process; end it with REPORTED if it fails."""
-    rank = int(os.environ["RANK"])
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's own, which was forked, waits for Python to run
+    """Do `work` as one of the ranks; end the process with REPORTED if it fails."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(experiment.world_size)}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     emit = _Emit(rank, send, lock, progress)
