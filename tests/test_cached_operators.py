@@ -53,7 +53,7 @@ def test_a_timeline_is_the_same_with_and_without_the_cache(
     run = partial(record, experiment, experiment.read_corpus(), experiment.effective_batch_size)
     clear_cache()
     first, again = run(), run()
-    monkeypatch.setattr("pipeline.prediction.fake.device.CachedFakeTensorMode", UncachedFakeTensorMode)
+    monkeypatch.setattr("pipeline.prediction.fake.recording.CachedFakeTensorMode", UncachedFakeTensorMode)
     plain = run()
     assert memory_of(first) == memory_of(again) == memory_of(plain)
 

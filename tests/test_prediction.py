@@ -25,7 +25,7 @@ from pipeline.memory.flops import operations_of
 from pipeline.models import causal_lm
 from pipeline.prediction import patches
 from pipeline.prediction.cards import find_card
-from pipeline.prediction.fake.device import simulated
+from pipeline.prediction.fake.recording import simulated
 from pipeline.prediction.fake.trace import LARGEST_GROWTH_BYTES, record, trace
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import SUPPORTED, not_predicted

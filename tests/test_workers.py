@@ -27,7 +27,7 @@ from pipeline.memory.device import cores
 from pipeline.runtime.placement import ANYWHERE, Placement, placements
 from pipeline.searching.study import Proposal, StoredStudy
 from pipeline.searching.trial_record import TrialRecord, judge
-from pipeline.tracking.lost import end_lost
+from pipeline.tracking.job import end_lost
 
 TIMEOUT = 6
 """Seconds after which a worker of these tests counts as dead: its heartbeats are a second apart."""

@@ -32,9 +32,8 @@ from pipeline.jobs.plan_settings import PlanSettings, budget_bytes_on, size_of_a
 from pipeline.jobs.printing import say_notes
 from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.clipping import cost_of_clipping
-from pipeline.planning.experiments import experiments_on
 from pipeline.planning.longest import MULTIPLE, Longest, largest_length, longest_of_each
-from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, planned_row
+from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, experiments_on, planned_row
 from pipeline.planning.promising import predict_promising
 from pipeline.planning.rates import cost_prior, note_on_link, note_on_rates
 from pipeline.planning.reasons import compared, reasons_for

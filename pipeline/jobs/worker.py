@@ -70,11 +70,12 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     )
     from pipeline.tracking.job import join_job
 
-    with join_job("search", session.run_id, session.tracking_uri, settings.output) as job, study.storage_errors():
+    joined = join_job("search", session.run_id, session.tracking_uri, settings.output)
+    with joined as (folder, children), study.storage_errors():
         proposer = make_proposer(problem, study, sampler)
-        lines = _Lines(console, partial(job.children.lost, study.key))
-        search = Search(problem, study, proposer, job.folder, job.children.observer, lines)
+        lines = _Lines(console, partial(children.lost, study.key))
+        search = Search(problem, study, proposer, folder, children.observer, lines)
         console.print(f"measuring trials of {settings.study}, {len(workers.executors)} at a time", highlight=False)
         run_trials_with(workers, search, session.deadline)
-    console.print(f"the search needs no further trial; results: {job.folder}", highlight=False)
+    console.print(f"the search needs no further trial; results: {folder}", highlight=False)
     return 0

@@ -5,7 +5,6 @@ sends S x (N - 1) / N of each rank, and a sum that all ranks receive twice that.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -26,18 +25,13 @@ KINDS = {
 """Kinds of collectives, and how the names of their operators begin."""
 
 
-@dataclass(frozen=True)
-class Collective:
-    """One call of a collective."""
+def find_collective(
+    operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+) -> tuple[str, int] | None:
+    """Return the collective that a call of an operator is, and the bytes that this rank sends; None if it is none.
 
-    name: str
-    """Its kind and the number of ranks, and whether it is waited for."""
-    sent_bytes: int
-    """What this rank sends to others."""
-
-
-def find_collective(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Collective | None:
-    """Return the collective that a call of an operator is; None if it is none."""
+    Its name has its kind and the number of ranks, and whether it is waited for.
+    """
     kind = _kind(operator)
     if kind is None:
         return None
@@ -47,7 +41,7 @@ def find_collective(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     whole_bytes = max(map(num_bytes, (*values.values(), result)))  # the others are a part of it
     times = 2 if kind == "all_reduce" else 1
     name = f"{kind} of {num_ranks}{'' if _can_overlap(values) else WAITED_FOR}"
-    return Collective(name, times * whole_bytes * (num_ranks - 1) // num_ranks)
+    return name, times * whole_bytes * (num_ranks - 1) // num_ranks
 
 
 @cache

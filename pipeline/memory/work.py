@@ -174,7 +174,8 @@ def _work_of_call(
     if not _has_kernel(operator):
         return None
     if (collective := find_collective(operator, args, kwargs, result)) is not None:
-        return CallWork(f"{SENT}{collective.name}", collective.sent_bytes)
+        name, sent_bytes = collective
+        return CallWork(f"{SENT}{name}", sent_bytes)
     if operator.overloadpacket in FORMULAS:
         return CallWork(None, operations_of(operator, args, kwargs, result))
     if operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):

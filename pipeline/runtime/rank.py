@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import ProcessExitedException, start_processes
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from pipeline.base.ranks import CollectiveEntered
 from pipeline.base.results import MemoryUse, Outcome
@@ -56,7 +56,7 @@ def launch_ranks(
     lock = multiprocessing.get_context("fork").Lock()
     own = (experiment, work, send, lock, progress, rendezvous_file)
     # forked from this process, which is clean and has imported torch
-    ranks = start_processes(rank_main, own, experiment.world_size, join=False, start_method="fork")
+    ranks = start_processes(rank_main, own, experiment.world_size, join=False, start_method="fork")  # type: ignore[no-untyped-call]
     try:
         while not ranks.join():
             pass

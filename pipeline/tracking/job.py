@@ -7,7 +7,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, w
 from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.tracking.description import description
 from pipeline.tracking.experiment import find_or_create, set_kind
-from pipeline.tracking.lost import end_lost
 from pipeline.tracking.sender import Sender
 from pipeline.tracking.store import STATUS, connect, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
@@ -221,17 +220,23 @@ class _ChildRun(Observer):
             self._child.tags({DESCRIPTION: description(self._run, result, {**before, **metrics})})
 
 
-@dataclass(frozen=True)
-class JoinedJob:
-    """A job that another process has opened, and the folder of the runs that this process adds to it."""
+def end_lost(client: MlflowClient, experiment_id: str, study_key: str, trial: int) -> None:
+    """End the runs of a trial that are still running, as interrupted; a store that cannot be reached is left alone.
 
-    folder: Path
-    children: ChildRuns
+    Trials are counted from 0, and their tags from 1.
+    """
+    running = f"attributes.status = 'RUNNING' and tags.study_key = '{study_key}' and tags.trial = '{trial + 1}'"
+    with suppress(Exception):  # any error of a store, its driver or its network
+        for run in client.search_runs([experiment_id], running):
+            client.set_tag(run.info.run_id, "outcome", Outcome.INTERRUPTED.value)
+            client.set_terminated(run.info.run_id, STATUS[Outcome.INTERRUPTED])
 
 
 @contextmanager
-def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator[JoinedJob]:
-    """Yield the job of the MLflow run `run_id`, which another process has opened in the store `uri`.
+def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator[tuple[Path, ChildRuns]]:
+    """Join the job of the MLflow run `run_id`, which another process has opened in the store `uri`.
+
+    The folder of the runs that this process adds to it is yielded, with what makes their child runs.
 
     Raises:
         InvalidInputError: the tracking store of this process has no such run, or the folder cannot be written.
@@ -250,7 +255,7 @@ def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator
     sender = Sender(client)
     parent = _manifest_of(run, client)
     try:
-        yield JoinedJob(folder, ChildRuns(parent, sender, entry))
+        yield folder, ChildRuns(parent, sender, entry)
     finally:
         sender.close()
 

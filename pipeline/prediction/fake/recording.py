@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -15,12 +16,17 @@ from pipeline.base.contracts import Prepared, Trainable
 from pipeline.base.errors import InvalidInputError, first_line, origin
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
+from pipeline.prediction.fake.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.fake.cpu_buffers import cpu_buffers
-from pipeline.prediction.fake.device import simulated
+from pipeline.prediction.fake.ctc_loss import ctc_loss
 from pipeline.prediction.fake.eight_bit import quantized_states
-from pipeline.prediction.fake.four_bit import quantize
+from pipeline.prediction.fake.four_bit import four_bit_layers, quantize
+from pipeline.prediction.fake.gradient_buckets import GradientBuckets
+from pipeline.prediction.fake.grouped_products import grouped_products
 from pipeline.prediction.fake.model import leave_out_values
 from pipeline.prediction.fake_batches import RepeatedRow
+from pipeline.prediction.patches import without_values
+from pipeline.techniques._support import data_parallel
 from pipeline.training.profiler import record_lifetimes
 from pipeline.training.step import changed_on_host
 
@@ -60,6 +66,23 @@ def record(experiment: Experiment, prepared: Prepared, num_rows: int) -> Timelin
         raise
     except Exception as error:  # whatever a model or a technique raises without values
         raise InvalidInputError(why_not_recorded(error)) from error
+
+
+@contextmanager
+def simulated(*, has_documents: bool = False) -> Iterator[CachedFakeTensorMode]:
+    """Create fake tensors inside this context; the process is restored on exit.
+
+    `has_documents` says whether sequences have several documents, which attention keeps apart.
+    """
+    with (
+        without_values(has_documents=has_documents),
+        patch.object(data_parallel, "DistributedDataParallel", GradientBuckets),
+        grouped_products(),
+        ctc_loss(),
+        four_bit_layers(),
+        CachedFakeTensorMode() as mode,
+    ):
+        yield mode
 
 
 class _NeedsValuesError(Exception):
