@@ -54,7 +54,7 @@ EXACT = 1e-5
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give a log file, and prove that a run leaves no process that writes to it, and no temporary file."""
     file, temporary = tmp_path / "log.txt", tmp_path / "temporary"
-    logs = set(Path(tempfile.gettempdir()).glob("torchelastic_*"))
+    errors = set(Path(tempfile.gettempdir()).glob("pytorch-errorfile-*"))
     temporary.mkdir()
     multiprocessing.util.get_temp_dir()  # for sockets, whose paths must be short: the first call decides where it is
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -63,9 +63,9 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not list(temporary.glob("*/store"))
 
     def is_gone() -> bool:
-        return not set(Path(tempfile.gettempdir()).glob("torchelastic_*")) - logs
+        return not set(Path(tempfile.gettempdir()).glob("pytorch-errorfile-*")) - errors
 
-    wait_for(is_gone, "the folders of torch, of which another test's torchrun has some too, are gone")
+    wait_for(is_gone, "the files of torch, of which the ranks of another test have some too, are gone")
     left = [process.pid for process in psutil.process_iter() if str(file) in _open_files(process)]
     assert not left
 

@@ -55,11 +55,8 @@ def launch_ranks(
         os.environ.setdefault(variable, LOOPBACK)
     lock = multiprocessing.get_context("fork").Lock()
     own = (experiment, work, send, lock, progress, rendezvous_file)
-    # forked from this process, which is clean and has imported torch
-    ranks = start_processes(rank_main, own, experiment.world_size, join=False, start_method="fork")  # type: ignore[no-untyped-call]
-    try:
-        while not ranks.join():
-            pass
+    try:  # forked from this process, which is clean and has imported torch
+        start_processes(rank_main, own, experiment.world_size, start_method="fork")  # type: ignore[no-untyped-call]
     except ProcessExitedException as error:
         if error.exit_code != REPORTED:
             send(_how_it_ended(error.error_index, error.exit_code))
