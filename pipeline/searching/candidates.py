@@ -110,8 +110,8 @@ def _predicted(candidate: Candidate, outcome: Prediction | InvalidInputError) ->
 
 def without_prediction(candidate: Candidate, error: InvalidInputError) -> Candidate:
     """Return a candidate that cannot be predicted, for this reason."""
-    unknown = replace(candidate, is_expected=False, predicted_bytes=None, fits=may_fit)
-    return replace(unknown, not_predicted=first_line(error))
+    reason = first_line(error)
+    return replace(candidate, is_expected=False, predicted_bytes=None, fits=may_fit, not_predicted=reason)
 
 
 def with_work_of_alike(candidates: Sequence[Candidate]) -> list[Candidate]:
