@@ -27,7 +27,7 @@ from pipeline.data._support.chat_template import TEMPLATE, ChatTemplate, Unreada
 from pipeline.data._support.sequences import IGNORED_LABEL, TokenStore
 from pipeline.data._support.truncation import MOST_BINS, length_bins, truncations
 from pipeline.data.chat import SHIPPED
-from pipeline.jobs.lengths import document_lengths, left_out, predicted_truncations
+from pipeline.jobs.notes import document_lengths, left_out, predicted_truncations
 from pipeline.models.causal_lm import CausalLm
 from pipeline.prediction.predict import predict
 from pipeline.report.comparison import ComparisonFindings, comparison_report

@@ -16,8 +16,8 @@ from test_search import made_up
 
 from pipeline.base.units import MIB
 from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.report.answer_plots import contributions_plot
 from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, configurations_of
-from pipeline.report.contributions import contributions_plot
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import Source, sentence, to_html
 from pipeline.report.plot import mib_text

@@ -19,9 +19,9 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
 from pipeline.memory.device import device_name
 from pipeline.runtime import ray_executor
+from pipeline.runtime.environment import versions
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.ray_executor import ray_executors
-from pipeline.runtime.versions import versions
 from pipeline.searching import interface as problem_module
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.session import SESSION, Session, session_of

@@ -14,10 +14,9 @@ from pipeline.base.progress import Advance, progress
 from pipeline.base.results import Result, StepRecord
 from pipeline.config.experiment import Experiment, notes_on
 from pipeline.config.variants import Comparison, EntryPoint, Variant
-from pipeline.jobs.lengths import corpus_notes, document_lengths, predicted_truncations
 from pipeline.jobs.live_page import LivePage
+from pipeline.jobs.notes import corpus_notes, document_lengths, predicted_truncations, published_type_note
 from pipeline.jobs.printing import say, say_notes
-from pipeline.jobs.published_type import published_type_note
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run

@@ -27,7 +27,7 @@ from pipeline.config.space import (
     sentences,
     space_values,
 )
-from pipeline.jobs.lengths import corpus_notes
+from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.plan_settings import PlanSettings, budget_bytes_on, size_of_all, targets
 from pipeline.jobs.printing import say_notes
 from pipeline.memory.breakdown import Breakdown

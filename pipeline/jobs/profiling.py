@@ -14,7 +14,7 @@ from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import EntryPoint
 from pipeline.jobs.comparison import StepProgress
-from pipeline.jobs.lengths import corpus_notes
+from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.printing import say, say_notes
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.jobs.lengths import corpus_notes
 from pipeline.jobs.live_page import LivePage
+from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.printing import say, say_notes
 from pipeline.jobs.search_answer import write_answer
 from pipeline.jobs.search_progress import SearchProgress

@@ -10,7 +10,7 @@ from pipeline.base.files import write_atomically
 from pipeline.config.command import Command
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
-from pipeline.jobs.published_type import published_type_note
+from pipeline.jobs.notes import published_type_note
 from pipeline.searching.interface import Problem
 from pipeline.searching.results import SearchFindings
 

@@ -7,15 +7,13 @@ import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.config.settings import written as setting
-from pipeline.report.certificate_plots import certificate_plots
+from pipeline.report.answer_plots import certificate_plots, contributions_plot, losses_plots, reserved_plots
 from pipeline.report.command import DERIVED, command_line
 from pipeline.report.configurations import configurations_of, plane_plot
-from pipeline.report.contributions import contributions_plot
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import mib_text
 from pipeline.report.table import Form, Table
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
-from pipeline.report.verification_plots import losses_plots, reserved_plots
 from pipeline.searching.certificate import REPEATED_GAPS, Certificate
 from pipeline.searching.results import (
     SearchFindings,

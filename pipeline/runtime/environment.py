@@ -1,5 +1,6 @@
 """What measurements depend on besides the settings: hardware, versions and the allocator's configuration."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -13,6 +14,9 @@ import torch
 
 from pipeline.memory.device import device_name, total_bytes
 
+PACKAGES = ("torch", "transformers", "tokenizers", "optuna")
+"""Packages of which all workers of a study need the same version."""
+
 
 @lru_cache
 def environment(device: torch.device) -> dict[str, str]:
@@ -25,7 +29,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "host_memory_mib": f"{total_bytes(torch.device('cpu')) / 2**20:.0f}",
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "transformers", "tokenizers", "mlflow", "optuna")},
+        **{name: _version(name) for name in (*PACKAGES, "mlflow")},
         "cuda": torch.version.cuda,
         "driver": _driver() if device.type == "cuda" else None,
         "allocator": allocator_configuration(),
@@ -38,6 +42,25 @@ def environment(device: torch.device) -> dict[str, str]:
 def allocator_configuration(variables: Mapping[str, str] = os.environ) -> str:
     """Return the configuration of torch's caching allocator in these environment variables."""
     return variables.get("PYTORCH_ALLOC_CONF", variables.get("PYTORCH_CUDA_ALLOC_CONF", "default"))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of packages, and a digest of Fitproof's code."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    code = {"code of fitproof": digest.hexdigest()[:12], "python": platform.python_version()}
+    return {**code, **{name: version(name) for name in PACKAGES}}
+
+
+def why_other_versions(there: Mapping[str, str]) -> str | None:
+    """Return why a worker of this machine cannot join a search with these versions; None if it can."""
+    own = versions()
+    differing = sorted(name for name in {*own, *there} if own.get(name) != there.get(name))
+    if not differing:
+        return None
+    changes = "; ".join(f"{name} is {own.get(name)}, and is {there.get(name)} there" for name in differing)
+    return f"a worker needs the versions of the search that it joins: {changes}; install the same on both machines"
 
 
 def _version(package: str) -> str | None:

@@ -22,10 +22,10 @@ from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import MemoryUse, Result, StepRecord
 from pipeline.config.runnable import Runnable
 from pipeline.memory.device import device_name
+from pipeline.runtime.environment import versions, why_other_versions
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.rank import Work
 from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, Execute, WorkerLostError, emit, execute
-from pipeline.runtime.versions import versions, why_other_versions
 from pipeline.training.loop import Stop, never_stop
 
 PASSED_ON = ("FITPROOF_TECHNIQUES", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.runtime.versions import versions, why_other_versions
+from pipeline.runtime.environment import versions, why_other_versions
 from pipeline.searching.interface import Problem
 from pipeline.searching.storage import open_storage, reachable, refuse_missing_file
 
