@@ -10,12 +10,11 @@ import numpy as np
 from pipeline.base.contracts import SequencesKind
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.config.experiment import VARYING, Experiment
-from pipeline.config.layers import layer_names
 from pipeline.data._support import packing
 from pipeline.data._support.tokenizing import token_folder
-from pipeline.export.configuration import configuration_changes, configuration_of, published_name
 from pipeline.export.literals import literal
 from pipeline.export.lora import Lora, lora_of
+from pipeline.export.model import configuration_changes, configuration_of, layer_names, published_name
 from pipeline.export.source import Source, data_source
 from pipeline.memory import attention_saved
 from pipeline.models._support.task_models import TaskModel

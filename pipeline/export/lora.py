@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from torch import nn
 
 from pipeline.config.experiment import Experiment
-from pipeline.config.layers import built_without_weights
 from pipeline.techniques._support.lora import adapted_modules
 from pipeline.techniques.adapter import Adapter
 
@@ -46,7 +45,8 @@ def lora_of(experiment: Experiment, vocabulary_size: int) -> Lora | None:
         return None
     from transformers.pytorch_utils import Conv1D
 
-    trainable = built_without_weights(experiment.with_random_weights("cpu"), vocabulary_size)
+    plain = experiment.with_random_weights("cpu")
+    trainable = plain.model.built_for_structure(plain.settings.model, vocabulary_size)
     adapted = adapted_modules(trainable.module, trainable.layers, adapter.adapter_targets)
     return Lora(
         rank=adapter.adapter_rank,

@@ -1,4 +1,4 @@
-"""The configuration of a run's model, for frameworks that build it by transformers."""
+"""The model of a run, for frameworks that build it: its configuration in transformers, and the names of its layers."""
 
 from typing import Any
 
@@ -40,3 +40,21 @@ def configuration_changes(experiment: Experiment, vocabulary_size: int) -> dict[
     own = CausalLm(pretrained=model.pretrained).configuration(name, vocabulary_size).to_dict()
     changed: dict[str, Any] = model.configuration(name, vocabulary_size).to_dict()
     return {key: value for key, value in changed.items() if own.get(key) != value}
+
+
+def layer_names(experiment: Experiment, vocabulary_size: int) -> list[str]:
+    """Return the dotted names of the model's layers, from the first to the last; the vocabulary is the corpus's.
+
+    No weights are made to find them, where the model's code allows that.
+    """
+    plain = experiment.with_random_weights("cpu")
+    key = plain.settings.model, repr(plain.model), vocabulary_size
+    if key not in _names:
+        trainable = plain.model.built_for_structure(plain.settings.model, vocabulary_size)
+        names = {module: name for name, module in trainable.module.named_modules()}
+        _names[key] = [names[layer] for layer in trainable.layers]
+    return _names[key]
+
+
+_names: dict[tuple[str, str, int], list[str]] = {}
+"""By model, its settings, and the size of the vocabulary."""
