@@ -1,7 +1,5 @@
 """Candidates: each configuration has its own prediction, and one without a prediction affects no other."""
 
-from typing import Any
-
 import pytest
 from conftest import TINY
 
@@ -9,16 +7,10 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import make_experiment
 from pipeline.config.space import Choice
-from pipeline.searching.candidates import Candidate, unpredicted, with_predictions
+from pipeline.searching.candidates import make_candidates
 from pipeline.searching.problem import make_problem
 from pipeline.searching.setup import make_sampler
 from pipeline.techniques.precision import Precision
-
-
-def candidates_of(choices: list[Choice], shared: dict[str, Any]) -> list[Candidate]:
-    """Return the predicted candidates of configurations that share these settings."""
-    experiments = [make_experiment({**shared, **choice}, "search") for choice in choices]
-    return with_predictions([*map(unpredicted, choices, experiments)], experiments)
 
 
 def test_a_configuration_that_cannot_be_predicted_leaves_the_others_their_predictions() -> None:
@@ -26,7 +18,7 @@ def test_a_configuration_that_cannot_be_predicted_leaves_the_others_their_predic
         {"micro_batch_size": size, "precision": precision} for size in (1, 2) for precision in ("fp32", "tf32", "bf16")
     ]
     common = {**TINY, "effective_batch_size": 2}
-    candidates = candidates_of(choices, common)
+    candidates = make_candidates(choices, [make_experiment({**common, **choice}, "search") for choice in choices])
     assert [one.predicted_bytes is None for one in candidates] == [False, True, False] * 2
     assert candidates[1].pass_work == candidates[0].pass_work and candidates[4].pass_work == candidates[3].pass_work
     assert candidates[3].pass_work.flops == 2 * candidates[0].pass_work.flops > 0
@@ -39,7 +31,7 @@ def test_what_cannot_be_predicted_takes_the_work_of_another_size_in_proportion()
         {"micro_batch_size": size, "precision": precision} for size, precision in ((4, "tf32"), (1, "fp32"))
     ]
     common = {**TINY, "effective_batch_size": 4}
-    unknown, known = candidates_of(choices, common)
+    unknown, known = make_candidates(choices, [make_experiment({**common, **choice}, "search") for choice in choices])
     assert unknown.predicted_bytes is None and known.predicted_bytes is not None
     assert unknown.pass_work.flops == 4 * known.pass_work.flops and unknown.update_work == known.update_work
     assert unknown.pass_work.num_kernels == known.pass_work.num_kernels

@@ -25,7 +25,7 @@ from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_each
 from pipeline.runtime.run import execute
 from pipeline.searching.acquisition import Rules, evaluate
-from pipeline.searching.candidates import Candidate, unpredicted, with_predictions
+from pipeline.searching.candidates import Candidate, make_candidates
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.sampler import PredictiveSampler
@@ -161,8 +161,9 @@ def test_any_error_of_the_recorder_is_the_cause_of_a_missing_prediction(monkeypa
     [(_, outcome)] = predict_each([tiny(vocabulary_size=303)], CPU)
     assert str(outcome) == "predicting it raises AttributeError: torch has no such name"
     monkeypatch.setattr("pipeline.searching.candidates.predict_each", lambda *_, **__: iter([(0, outcome)]))
-    experiment = make_experiment({**TINY, "micro_batch_size": 2}, "search")
-    [candidate] = with_predictions([unpredicted({"micro_batch_size": 2}, experiment)], [experiment])
+    [candidate] = make_candidates(
+        [{"micro_batch_size": 2}], [make_experiment({**TINY, "micro_batch_size": 2}, "search")]
+    )
     assert candidate.predicted_bytes is None and candidate.not_predicted == str(outcome)
 
 

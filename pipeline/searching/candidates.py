@@ -58,6 +58,13 @@ def may_fit(_: int) -> bool:
     return True
 
 
+def make_candidates(
+    choices: Sequence[Choice], experiments: Sequence[Experiment], budget_bytes: int | None = None
+) -> list[Candidate]:
+    """Return a predicted candidate for each experiment, in their order, as a study of one's own needs them."""
+    return with_predictions([*map(unpredicted, choices, experiments)], experiments, budget_bytes)
+
+
 def with_predictions(
     candidates: Sequence[Candidate], experiments: Sequence[Experiment], budget_bytes: int | None = None
 ) -> list[Candidate]:
