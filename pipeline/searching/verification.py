@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from pipeline.base.results import Outcome, Result
 from pipeline.config.space import Choice, size_of
@@ -22,10 +23,16 @@ from pipeline.training.timing import is_slowed
 
 Measure = Callable[[Choice, str], tuple[Result, dict[str, float]]]
 """(configuration, its role: ANSWER or PLAIN) -> the result of training it, and its summary metrics."""
-Run = tuple[Trial, Result]
-"""A configuration that was trained again."""
 Baseline = Callable[[Choice], Choice | None]
 """An answer -> the baseline that is the same training, if one fits."""
+
+
+class Again(NamedTuple):
+    """A configuration that was trained again."""
+
+    trial: Trial
+    result: Result
+    """With the losses of each optimizer step."""
 
 
 def verify(
@@ -43,7 +50,7 @@ def verify(
     those of earlier verifications, `extra`. One that does not fit or does not complete is refuted.
     """
 
-    def run(choice: Choice, role: str) -> Run:
+    def train(choice: Choice, role: str) -> Again:
         result, metrics = measure(choice, role)
         trial = Trial(
             number=number,
@@ -54,29 +61,29 @@ def verify(
             fits=result.outcome is Outcome.OK,
             metrics=metrics,
         )
-        return trial, result
+        return Again(trial, result)
 
-    def speed(one: Trial) -> float:
-        return speed_of(one.choice, trials, [*extra, one])
+    def speed(one: Again) -> float:
+        return speed_of(one.trial.choice, trials, [*extra, one.trial])
 
-    tried: list[Run] = []
+    tried: list[Again] = []
     fitting = [dict(trial.choice) for trial in one_per_configuration(trials) if trial.fits]
     for choice in sorted(fitting, key=lambda choice: speed_of(choice, trials, extra), reverse=True):
-        if any(speed(one) >= speed_of(choice, trials, extra) for one, _ in tried if one.fits):
+        if any(speed(one) >= speed_of(choice, trials, extra) for one in tried if one.trial.fits):
             break
-        tried.append(run(choice, ANSWER))
+        tried.append(train(choice, ANSWER))
     if not tried:
         return None
-    completed = [one for one in tried if one[0].fits]
-    answer = max(completed, key=lambda one: speed(one[0]), default=tried[-1])
-    choice = dict(answer[0].choice)
+    completed = [one for one in tried if one.trial.fits]
+    answer = max(completed, key=speed, default=tried[-1])
+    choice = dict(answer.trial.choice)
     wanted = _plain(problem, choice, baseline(choice)) if completed else None
-    plain = next((one for one in completed if one[0].choice == wanted), None)
+    plain = next((one for one in completed if one.trial.choice == wanted), None)
     runs = tried
     if plain is None and wanted is not None:
-        plain = run(wanted, PLAIN)
+        plain = train(wanted, PLAIN)
         runs = [*tried, plain]
-    own = answer[0].tokens_per_second if answer[0].fits else None
+    own = answer.trial.tokens_per_second if answer.trial.fits else None
     was_slowed = own is not None and is_slowed(own, speeds(choice, trials, extra))
     return _verification(problem, answer, plain, runs, was_slowed)
 
@@ -92,9 +99,9 @@ def _plain(problem: Problem, choice: Choice, baseline: Choice | None) -> Choice 
     return baseline if baseline != choice else next(smaller, None)
 
 
-def _refuted(runs: Sequence[Run], answer: Trial) -> tuple[str, ...]:
+def _refuted(runs: Sequence[Again], answer: Trial) -> tuple[str, ...]:
     """Return why each configuration that was faster in its trial is not the answer."""
-    tried = [one for one, _ in runs if one.source == ANSWER]
+    tried = [one.trial for one in runs if one.trial.source == ANSWER]
     failed = [
         f"{label(one.choice)} was faster in its trial, but ended {one.outcome} when it was trained again"
         for one in tried
@@ -109,31 +116,31 @@ def _refuted(runs: Sequence[Run], answer: Trial) -> tuple[str, ...]:
 
 
 def _verification(
-    problem: Problem, answer: Run, plain: Run | None, runs: Sequence[Run], was_slowed: bool
+    problem: Problem, answer: Again, plain: Again | None, runs: Sequence[Again], was_slowed: bool
 ) -> Verification:
-    result, steps = answer[1], () if plain is None else plain[1].steps
+    steps, plain_steps = answer.result.steps, () if plain is None else plain.result.steps
     compared = {} if plain is None else _compared(answer, plain)
-    losses = [record.loss for record in (result.steps if plain is None else result.steps[: len(steps)])]
-    compared_runs = [(dict(trial.choice), one) for trial, one in (answer, plain or answer)]
+    losses = [record.loss for record in (steps if plain is None else steps[: len(plain_steps)])]
+    compared_runs = [(dict(one.trial.choice), one.result) for one in (answer, plain) if one is not None]
     return Verification(
-        answer=answer[0],
-        plain=None if plain is None else plain[0],
-        num_steps=len(result.steps) or problem.verified(dict(answer[0].choice)).num_steps,
+        answer=answer.trial,
+        plain=None if plain is None else plain.trial,
+        num_steps=len(steps) or problem.verified(dict(answer.trial.choice)).num_steps,
         max_loss_difference=compared.get("max_loss_difference"),
         tolerance=problem.roundoff(compared_runs) * max(map(abs, losses), default=0.0),
-        seconds_measured=sum(one.seconds_total for _, one in runs),
-        runs=tuple(trial for trial, _ in runs),
-        refuted=_refuted(runs, answer[0]),
+        seconds_measured=sum(one.result.seconds_total for one in runs),
+        runs=tuple(one.trial for one in runs),
+        refuted=_refuted(runs, answer.trial),
         was_slowed=was_slowed,
-        losses=tuple(one.loss for one in result.steps),
-        plain_losses=tuple(one.loss for one in steps),
-        reserved_bytes=tuple(one.reserved_bytes for one in result.steps if one.reserved_bytes is not None),
+        losses=tuple(one.loss for one in steps),
+        plain_losses=tuple(one.loss for one in plain_steps),
+        reserved_bytes=tuple(one.reserved_bytes for one in steps if one.reserved_bytes is not None),
     )
 
 
-def _compared(answer: Run, plain: Run) -> dict[str, float]:
+def _compared(answer: Again, plain: Again) -> dict[str, float]:
     """Return the metrics that compare the answer with the plain training, over the steps that both have."""
-    count = min(len(answer[1].steps), len(plain[1].steps))
-    one, other = (replace(result, steps=result.steps[:count]) for _, result in (answer, plain))
-    found = against_baseline(one, dict(answer[0].metrics), other, dict(plain[0].metrics))
+    count = min(len(answer.result.steps), len(plain.result.steps))
+    one, other = (replace(again.result, steps=again.result.steps[:count]) for again in (answer, plain))
+    found = against_baseline(one, dict(answer.trial.metrics), other, dict(plain.trial.metrics))
     return {name: value for name, value in found.items() if not math.isnan(value)}  # a loss that is not known
