@@ -27,7 +27,7 @@ Baseline = Callable[[Choice], Choice | None]
 """An answer -> the baseline that is the same training, if one fits."""
 
 
-class Again(NamedTuple):
+class VerificationRun(NamedTuple):
     """A configuration that was trained again."""
 
     trial: Trial
@@ -50,7 +50,7 @@ def verify(
     those of earlier verifications, `extra`. One that does not fit or does not complete is refuted.
     """
 
-    def train(choice: Choice, role: str) -> Again:
+    def train(choice: Choice, role: str) -> VerificationRun:
         result, metrics = measure(choice, role)
         trial = Trial(
             number=number,
@@ -61,12 +61,12 @@ def verify(
             fits=result.outcome is Outcome.OK,
             metrics=metrics,
         )
-        return Again(trial, result)
+        return VerificationRun(trial, result)
 
-    def speed(one: Again) -> float:
+    def speed(one: VerificationRun) -> float:
         return speed_of(one.trial.choice, trials, [*extra, one.trial])
 
-    tried: list[Again] = []
+    tried: list[VerificationRun] = []
     fitting = [dict(trial.choice) for trial in one_per_configuration(trials) if trial.fits]
     for choice in sorted(fitting, key=lambda choice: speed_of(choice, trials, extra), reverse=True):
         if any(speed(one) >= speed_of(choice, trials, extra) for one in tried if one.trial.fits):
@@ -99,7 +99,7 @@ def _plain(problem: Problem, choice: Choice, baseline: Choice | None) -> Choice 
     return baseline if baseline != choice else next(smaller, None)
 
 
-def _refuted(runs: Sequence[Again], answer: Trial) -> tuple[str, ...]:
+def _refuted(runs: Sequence[VerificationRun], answer: Trial) -> tuple[str, ...]:
     """Return why each configuration that was faster in its trial is not the answer."""
     tried = [one.trial for one in runs if one.trial.source == ANSWER]
     failed = [
@@ -116,7 +116,11 @@ def _refuted(runs: Sequence[Again], answer: Trial) -> tuple[str, ...]:
 
 
 def _verification(
-    problem: Problem, answer: Again, plain: Again | None, runs: Sequence[Again], was_slowed: bool
+    problem: Problem,
+    answer: VerificationRun,
+    plain: VerificationRun | None,
+    runs: Sequence[VerificationRun],
+    was_slowed: bool,
 ) -> Verification:
     steps, plain_steps = answer.result.steps, () if plain is None else plain.result.steps
     compared = {} if plain is None else _compared(answer, plain)
@@ -138,7 +142,7 @@ def _verification(
     )
 
 
-def _compared(answer: Again, plain: Again) -> dict[str, float]:
+def _compared(answer: VerificationRun, plain: VerificationRun) -> dict[str, float]:
     """Return the metrics that compare the answer with the plain training, over the steps that both have."""
     count = min(len(answer.result.steps), len(plain.result.steps))
     one, other = (replace(again.result, steps=again.result.steps[:count]) for again in (answer, plain))
