@@ -49,7 +49,7 @@ def search(cache: Path) -> dict[str, Any]:
             "not measuring": 1 - (found["certificate"]["seconds_measured"] + verified) / seconds,
             "over budget": sum(not row["fits"] for row in found["rows"]),
             "bound": found["certificate"]["bound"],
-            "answer": ", ".join(str(value) for value in found["verification"]["choice"].values()),
+            "answer": ", ".join(str(value) for value in found["verification"]["answer"]["choice"].values()),
         }
 
 
