@@ -371,7 +371,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     [findings] = project.folder.glob("runs/*-search-*/findings.json")
     found = json.loads(findings.read_text())
     checked, bound, gap = found["verification"], found["certificate"]["bound"], found["certificate"]["gap"]
-    of_answer = [trials[name] == value for name, value in checked["choice"].items()]
+    of_answer = [trials[name] == value for name, value in checked["answer"]["choice"].items()]
     best = trials[np.logical_and.reduce(of_answer)].iloc[0]
     answer = read_findings(findings.parent).best  # by all runs of that configuration, the verification's too
     assert parent.data.metrics["speed/tokens_per_second"] == pytest.approx(answer.tokens_per_second)
@@ -385,7 +385,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     roles = {name.partition(":")[0].removesuffix(" (measured again)") for name in children}
     assert {role for role in roles if "verification" not in role} == {f"trial {n}" for n in range(1, 5)}
     assert (
-        f"verification: answer: {label(checked['choice'])}" in children
+        f"verification: answer: {label(checked['answer']['choice'])}" in children
         and checked["answer"]["outcome"] == checked["plain"]["outcome"] == "ok"
     )
     assert checked["max_loss_difference"] <= checked["tolerance"]
