@@ -274,6 +274,7 @@ def test_the_answer_is_within_the_gap_on_any_machine_of_the_time_model(
     assert len(numbers) < len(fitting) or len(fitting) < 8
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("noise", [0.003, 0.02, 0.04])
 def test_the_bound_holds_with_its_confidence_at_any_noise(noise: float) -> None:
     num_true, num_searches = 0, 40

@@ -42,6 +42,8 @@ SHAPES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lists of fields": ({"messages": {name: [one[name] for one in TALK] for name in ("role", "content")}}, {}),
     "parts of text": ({"messages": [{**one, "content": [{"type": "text", "text": one["content"]}]}
                                     for one in TALK]}, {}),
+    "Gemini": ({"contents": [{"role": one["role"].replace("assistant", "model"), "parts": [{"text": one["content"]}]}
+                             for one in TALK[1:]], "systemInstruction": {"parts": [{"text": "Be brief."}]}}, {}),
     "conversations": ({"conversations": TALK}, {}),
     "ShareGPT": ({"conversations": SHAREGPT, **SYSTEM, "tools": "[]"}, {}),
     "Alpaca": ({"instruction": "Sure?", "input": "Really?", "output": "No.", **SHARED}, {}),
@@ -210,9 +212,11 @@ REFUSED: Sequence[tuple[dict[str, Any], str]] = [
     ({"instruction": "a", "output": "b", "kto_tag": False}, "marked as not to be trained, line 1 first .kto_tag"),
     ({"prompt": "a", "completion": "b", "images": ["1.png"]}, "have images, video or sound"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}, TALK[4]]}, "parts that are no text, .*image"),
+    ({"contents": [{"role": "user", "parts": [{"fileData": {}}]}, TALK[4]]}, "parts that are no text, .*fileData"),
     ({"messages": [TALK[1], {**TALK[4], "weight": 0.5}]}, "a mark that is neither 0 nor 1, line 1 first .weight"),
     ({"messages": [{**TALK[1], "train": True}, TALK[4]]}, "to be trained, and is none of the assistant"),
     ({"messages": [TALK[1], {**TALK[4], "train_detail": [{}]}]}, "only parts are to be trained"),
+    ({"messages": [TALK[1], {**TALK[4], "mask": True}]}, "some tools train and others do not; write train or weight"),
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, r"preference pairs.*--chat.path .* --chat.train_chosen true"),
     ({"text": "a"}, "they are documents.*fitproof main --corpus text_files --text_files.path .*rows.jsonl"),
     ({"ask": "a", "say": "b"}, "its fields: ask, say.*--chat.fields.prompt NAME --chat.fields.completion NAME"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from conftest import TINY
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.space import Choice
@@ -113,7 +114,7 @@ def test_what_is_expected_is_no_prediction() -> None:
 
 
 def test_nothing_fits_is_said_after_the_leanest_were_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"model": "gpt2-nano", "effective_batch_size": 16, "budget": "12MiB", "num_steps": 4, "device": "cpu"}
+    given = {**TINY, "effective_batch_size": 16, "budget": "1MiB"}
     from pipeline.searching.problem import make_problem
 
     problem = make_problem(given)

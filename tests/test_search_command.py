@@ -168,7 +168,11 @@ def test_a_patched_file_has_the_values_in_their_types(folder: Path, name: str, t
     assert copy.values == {"dtype": "bf16", **train} and ("# mine" in copy.text) == (name == "run.toml")
     assert one.with_names("best-")[-2:] == (f"--config=best-{name}", f"best-{name}")
     assert one.environment == {"OMP_NUM_THREADS": "1"} and one.line.startswith("OMP_NUM_THREADS=1 python ")
-    for patch, message in ((f"{name} dtyp=1", "has no dtyp; close are dtype"), ("none.yaml a=1", "none.yaml must be")):
+    for patch, message in (
+        (f"{name} dtyp=1", "has no dtyp; close are dtype"),
+        (f"{name} dtype", "write dtype=value,value"),
+        ("none.yaml a=1", "none.yaml must be"),
+    ):
         with pytest.raises(InvalidInputError, match=message):
             problem(command, patch=patch)
     with pytest.raises(InvalidInputError, match="one that the command reads"):
@@ -338,7 +342,7 @@ def test_a_card_decides_what_fits_and_this_machine_what_is_fast(
     assert row.choice == {"micro_batch_size": 1} and row.tokens_per_second
     assert too_large.reason == UNFIT and (too_large.predicted_peak_bytes or 0) > 24 * MIB >= (row.peak_bytes or 0)
     command = [str(CUDA_PYTHON), "train.py", "--batch", "1", "--accumulate", "8"]
-    simulated = simulate(command=command, gpu="t4").largest
+    simulated = simulate(command=command, gpu="t4", smallest=False).largest
     assert simulated is not None and row.peak_bytes == simulated.peak_reserved_bytes
     assert row.metrics["peak_cpu_allocated_mib"] > 0 and "memory is that of a simulated Tesla T4" in printed
 

@@ -94,6 +94,7 @@ def test_a_database_that_is_away_during_a_run_misses_nothing(
     assert_all_arrived(project, server)
 
 
+@pytest.mark.slow
 def test_a_network_that_hangs_does_not_stop_training_and_misses_nothing(
     project: Project, server: MlflowServer, proxy: Proxy
 ) -> None:

@@ -14,7 +14,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH, WORLD_SIZE, names_file
 from pipeline.config.command_options import with_option
 from pipeline.config.known_command import KnownCommand, Lever
-from pipeline.config.patched_file import PatchedFile, read_patched_file
+from pipeline.config.patched_file import FORMATS, PatchedFile, read_patched_file
 from pipeline.config.settings import discover
 from pipeline.config.space import Choice, Value
 
@@ -193,6 +193,11 @@ def _patches(words: Sequence[str], parts: Sequence[str]) -> Iterator[Patch]:
         raise InvalidInputError(f"patch begins with a file, and is {parts[0]!r}; write --patch 'FILE key=value,value'")
     starts = [number for number, part in enumerate(parts) if "=" not in part]
     for start, end in zip(starts, [*starts[1:], len(parts)], strict=False):
+        if start > 0 and not parts[start].endswith(FORMATS):
+            raise InvalidInputError(
+                f"a key of a patched file has its values behind it, and {parts[start]} has none; write "
+                f"{parts[start]}=value,value"
+            )
         file = read_patched_file(parts[start])
         if not any(names_file(word, file.path) or f"{{{file.path}}}" in word for word in words):
             raise InvalidInputError(

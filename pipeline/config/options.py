@@ -87,7 +87,7 @@ class RunOptions(TypedDict, total=False):
     reshard_after_forward: int | bool
     sharded_accumulation: bool
     sharded_offloading: bool
-    weights: Literal["float32", "bfloat16"]
+    weights: Literal["float32", "bfloat16", "bfloat16_master"]
     causal_lm: dict[str, Any]
     contrastive: dict[str, Any]
     ctc: dict[str, Any]
@@ -196,6 +196,7 @@ class SimulateOptions(TypedDict, total=False):
     world_size: int
     rank: int
     ranks: Literal["one", "all"]
+    smallest: bool
     budget: str | None
     other_processes: str | None
     values: Literal["auto", "on", "off"]

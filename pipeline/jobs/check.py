@@ -61,9 +61,7 @@ def check(settings: CheckSettings, console: Console) -> int:
     allowed = _allowed(settings, is_limited=bool(limits))
     with nullcontext() if settings.answer == "text" else stdout_to_stderr():
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-            found = run_simulation(
-                settings, Path(folder), lambda text: console.print(text, highlight=False), finds_smallest=False
-            )
+            found = run_simulation(settings, Path(folder), lambda text: console.print(text, highlight=False))
         checked = check_memory(found, settings.command, limits, allowed)
         if settings.update and settings.baseline is not None:
             is_accepted = checked.verdict is CheckVerdict.PASSED

@@ -67,6 +67,8 @@ class SimulateSettings(SimulatedCommandSettings):
 
     ranks: Literal["one", "all"] = "one"
     """Which ranks of world_size run: the one that `rank` names, or all, of which equal neighbours run once."""
+    smallest: bool = True
+    """Whether the smallest memory on which the command runs is looked for, in two runs more."""
     answer: Literal["text", "json"] = "text"
     """How the answer is written to stdout; json (or --json): as one object, and all else is written to stderr."""
     output: Path = RunSettings.model_fields["output"].default
@@ -125,9 +127,7 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def run_simulation(
-    settings: SimulatedCommandSettings, folder: Path, say: Callable[[str], None], *, finds_smallest: bool = True
-) -> "Simulation":
+def run_simulation(settings: SimulatedCommandSettings, folder: Path, say: Callable[[str], None]) -> "Simulation":
     """Simulate the command and return what it needs; its memory snapshots are left in `folder`.
 
     Raises:
@@ -140,6 +140,7 @@ def run_simulation(
 
     wanted, may_need_values = wanted_run(settings), settings.values == "auto"
     say(what_runs(wanted))
+    finds_smallest = isinstance(settings, SimulateSettings) and settings.smallest
     run = simulate_ranks if _runs_all_ranks(settings) else simulate_one
     return run(wanted, folder, say, may_need_values=may_need_values, finds_smallest=finds_smallest)
 

@@ -35,8 +35,8 @@ NOTE_ON_OTHERS = (
     "--all true predicts all."
 )
 ESTIMATED = (
-    "Times are estimated from what a step computes, moves and launches and from the device's data sheet; a search "
-    "measures them."
+    "Times are estimated from what a step computes, moves and launches, and from what the device does in a second; a "
+    "search measures them."
 )
 
 

@@ -30,6 +30,8 @@ MARKS = ("weight", "train", "training", "trainable", "loss")
 MARKS_OF_ROWS = ("label", "kto_tag", *MARKS)
 PARTIAL_MARKS = ("train_detail", "training_detail")
 """Fields that say which parts of a turn are trained."""
+UNCLEAR_MARK = "mask"
+"""A field that leaves a turn out of training in some tools, and keeps it in others."""
 OTHER_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
@@ -80,7 +82,8 @@ def read_conversation(row: Any, reading: Reading) -> Conversation:
     messages = [_message(turn, reading) for turn in turns]
     system = next((name for name in SYSTEM if row.get(name)), None)
     if system and not (messages and messages[0]["role"] in ("system", "developer")):
-        messages.insert(0, {"role": "system", "content": checked_text(row[system])})
+        given_system = row[system].get("parts") if isinstance(row[system], Mapping) else row[system]
+        messages.insert(0, {"role": "system", "content": _content(given_system)})
         read |= {system}
     tools = _tools_of(row)
     arguments = decoded(row.get(TEMPLATE_ARGUMENTS) or {})
@@ -137,6 +140,11 @@ def _message(turn: Any, reading: Reading) -> dict[str, Any]:
     for name in PARTIAL_MARKS:
         if rest.get(name):
             raise UnreadableRowError("have a message of which only parts are to be trained", name)
+    if rest.get(UNCLEAR_MARK) is not None:
+        raise UnreadableRowError(
+            "have a message with the field mask, which some tools train and others do not; write train or weight",
+            UNCLEAR_MARK,
+        )
     calls = decoded(rest.pop("tool_calls", None)) or []
     if given == CALL or CALL in rest:
         role, called = ANSWERS, rest.pop(CALL, None)
@@ -158,11 +166,18 @@ def _calls(value: Any) -> list[Any]:
 def _content(value: Any) -> str:
     """Return the content of a message as text: a list of parts of text is one text."""
     if isinstance(value, list):
-        kinds = {str(part.get("type", "text")) if isinstance(part, Mapping) else "text" for part in value}
+        kinds = {_kind(part) for part in value}
         if kinds - {"text"}:
             raise UnreadableRowError("have a message with parts that are no text", ", ".join(sorted(kinds - {"text"})))
         return "".join(checked_text(part.get("text", "") if isinstance(part, Mapping) else part) for part in value)
     return checked_text(value)
+
+
+def _kind(part: Any) -> str:
+    """Return the kind of a part of a message, which Gemini's format names by its field."""
+    if not isinstance(part, Mapping):
+        return "text"
+    return str(part.get("type", "text" if "text" in part else next(iter(part), "none")))
 
 
 def _tools_of(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:

@@ -7,9 +7,9 @@ from typing import Any
 from pipeline.data._support.chat_template import ANSWERS, UnreadableRowError
 from pipeline.data._support.row_values import checked_text, decoded, type_name
 
-MESSAGES = ("messages", "conversations", "conversation", "dialogue", "dialog", "turns", "chat")
+MESSAGES = ("messages", "conversations", "conversation", "dialogue", "dialog", "turns", "chat", "contents")
 """Fields with a list of turns, each an object with a role and a content."""
-ROLE, CONTENT = ("role", "from"), ("content", "value")
+ROLE, CONTENT = ("role", "from"), ("content", "value", "parts")
 """Fields of a turn."""
 ROLES: Mapping[str, str] = {
     "human": "user",
@@ -54,7 +54,7 @@ NAMED = Pair(name="chat.fields", prompt="prompt", completion="completion", more=
 PROMPTS = ("prompt", "instruction", "question", *MESSAGES)
 """Fields that may hold what comes before the chosen answer of a preference pair."""
 CHOSEN, REJECTED = "chosen", "rejected"
-SYSTEM = ("system", "system_prompt", "system_message")
+SYSTEM = ("system", "system_prompt", "system_message", "systemInstruction")
 HISTORY = "history"
 """Earlier questions with their answers, a pair each."""
 NO_TURNS = "have messages that are not a list of objects with role and content"
