@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import TINY
 
-from pipeline.base.errors import InvalidInputError
 from pipeline.config.space import Choice
 from pipeline.memory.work import Work
 from pipeline.searching.acquisition import Rules
@@ -111,13 +109,3 @@ def test_what_is_expected_is_no_prediction() -> None:
         if {**one.choice, "micro_batch_size": 0} == base:  # of which three sizes are known
             assert one.predicted_bytes == pytest.approx(true.predicted_bytes, rel=0.02)
             assert one.is_expected is (one not in known.values())
-
-
-def test_nothing_fits_is_said_after_the_leanest_were_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {**TINY, "effective_batch_size": 16, "budget": "1MiB"}
-    from pipeline.searching.problem import make_problem
-
-    problem = make_problem(given)
-    assert len(problem.space.choices) > problem.num_predicted_first
-    with pytest.raises(InvalidInputError, match="no configuration is predicted to fit the budget"):
-        make_sampler(problem)
