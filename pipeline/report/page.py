@@ -166,11 +166,19 @@ def _markdown(report: Report) -> str:
 
 def sentence(text: str) -> Markup:
     """Return a text as HTML: no line ends between a number and its unit, and what is between backticks is code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(UNIT.sub("\N{NO-BREAK SPACE}", text)))))  # noqa: S704
+    escaped = str(escape(UNIT.sub("\N{NO-BREAK SPACE}", text)))
+    return Markup(re.sub("`([^`]+)`", lambda found: code(Markup(found[1])), escaped))  # noqa: S704
+
+
+def code(line: str) -> Markup:
+    """Return a command as HTML, whose lines end between two settings."""
+    first, *others = line.split(" --")
+    parts = [Markup("<span>{}</span>").format(first), *map(Markup("<span>--{}</span>").format, others)]
+    return Markup("<code>{}</code>").format(Markup(" ").join(parts))
 
 
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["sentence"] = sentence
+    environment.filters |= {"sentence": sentence, "code": code}
     return environment.from_string((files("pipeline.report") / "page.html").read_text())

@@ -39,17 +39,22 @@ class Table:
     num_on_page: int = 300
     """Number of rows, from the first, that the page and MLflow's description show; the CSV file has all."""
 
+    @cached_property
+    def _filled(self) -> pd.DataFrame:
+        """The columns that have a value in some row."""
+        return self.frame.dropna(axis="columns", how="all") if len(self.frame) else self.frame
+
     @property
     def headings(self) -> list[str]:
-        """The names of the columns."""
-        return [str(name) for name in self.frame.columns]
+        """The names of the columns that are shown: the CSV file has those without any value too."""
+        return [str(name) for name in self._filled.columns]
 
     @cached_property
     def lines(self) -> list[list[str]]:
         """The cells on the page as text, row by row; a missing value is empty."""
         return [
             [self._written(heading, value) for heading, value in zip(self.headings, values, strict=True)]
-            for values in self.frame.head(self.num_on_page).itertuples(index=False)
+            for values in self._filled.head(self.num_on_page).itertuples(index=False)
         ]
 
     @property
