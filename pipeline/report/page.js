@@ -85,6 +85,12 @@ const drawn = [...document.querySelectorAll("[data-chart]")].map(async place => 
   Object.assign(spec.config.legend, legend);
   const { view } = await vegaEmbed(place.querySelector(".chart"), spec, options);
   views.set(place, view);
+  place.querySelectorAll("input[type=range]").forEach(input => {  // beside which Vega writes all digits
+    const shown = input.nextElementSibling;
+    const write = value => { shown.textContent = number(value, value < 1000 ? 2 : 0); };
+    write(+shown.textContent);  // which may be beyond the end of the range
+    input.addEventListener("input", () => write(+input.value));
+  });
   const output = place.querySelector("output");
   if (output && !("follows" in place.dataset)) (output.className === "details" ? moments : whatIf)(view, output);
 });
