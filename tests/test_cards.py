@@ -58,7 +58,7 @@ def test_any_other_card_is_described_in_words() -> None:
         ("t4,multiprocessors=0", "multiprocessors must be a number from 1 on"),
         ("t4,a100", "one card is needed here"),
         ("rtx 9090", "the closest are rtx5090"),
-        ("unknown", r"the closest are (\w+, ){3}all \d+ are in \S+/cards\.csv; any other card in words"),
+        ("unknown", r"the closest are ([\w-]+, ){3}all \d+ are in \S+/cards\.csv; any other card in words"),
     ],
 )
 def test_what_is_no_card_is_refused_with_a_remedy(text: str, words: str) -> None:

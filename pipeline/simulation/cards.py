@@ -62,7 +62,11 @@ Without any kernel it takes 120 to 550 MiB, which depends on the card (llama.cpp
 T4_CONTEXT = Context(141, "140.875 MiB after steps in float16, torch 2.10+cu128 and 2.14+cu130: Anassbzdd/fitcheck")
 H200_CONTEXT = Context(764, "763.6 MiB after steps in bfloat16, torch 2.11+cu130, driver 580.159.04: measured here")
 SAME_CHIP = replace(H200_CONTEXT, source="that of an H200, which has the same chip", is_assumed=True)
-CONTEXTS = {"t4": T4_CONTEXT, "h200": H200_CONTEXT, "h100": SAME_CHIP, "gh200": SAME_CHIP}
+CONTEXTS = {
+    "t4": T4_CONTEXT,
+    "h200": H200_CONTEXT,
+    **dict.fromkeys(("h100", "h100-pcie", "h100-nvl", "gh200"), SAME_CHIP),
+}
 """By the card's name in CARDS; of all others it is ASSUMED_CONTEXT."""
 
 
