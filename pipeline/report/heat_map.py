@@ -1,5 +1,6 @@
 """The heat map of a card's plan: the predicted peak of every configuration, at any budget, and what it is made of."""
 
+import math
 from collections.abc import Sequence
 
 import altair as alt
@@ -8,11 +9,25 @@ from pipeline.base.units import MIB
 from pipeline.config.settings import written
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.planning.plan import CardPlan, PlannedRow, expected_order
-from pipeline.report.plot import ABOUT, GREY, Panel, Plot, colour, data, layered, names_axis, names_height, short
+from pipeline.report.plot import (
+    ABOUT,
+    GREY,
+    Panel,
+    Plot,
+    colour,
+    data,
+    layered,
+    names_axis,
+    names_height,
+    names_width,
+    short,
+)
 from pipeline.searching.results import front_of, heading, label
 
 AXES = ("micro_batch_size", "checkpointing")
 """The dimensions along the axes of a heat map; the others are its controls."""
+NUM_STEPS = 100
+"""Steps of a budget from the least to the most, at least."""
 SHARES = alt.Scale(domain=[0, 100, 100.001, 200], range=["#D6ECF9", "#56B4E9", "#F6C7A3", "#D55E00"], clamp=True)
 """Colours of shares of the budget: blue fits, red does not; dark text can be read on all of them."""
 
@@ -20,6 +35,11 @@ SHARES = alt.Scale(domain=[0, 100, 100.001, 200], range=["#D6ECF9", "#56B4E9", "
 def seconds_text(seconds: float) -> str:
     """Return the estimated time of a step as text."""
     return f"{short(seconds)} s"
+
+
+def speed_text(row: PlannedRow) -> str:
+    """Return an estimated throughput in as many digits as an estimate has."""
+    return f"{float(f'{row.tokens_per_second:.3g}'):,.0f} tokens/s"
 
 
 def percent_text(row: PlannedRow) -> str:
@@ -41,14 +61,15 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     values = {key: list(dict.fromkeys(written(row.choice[key]) for row in rows)) for key in rows[0].choice}
     controls = [key for key in values if key not in AXES and len(values[key]) > 1]
     cells = [
-        {"micro": row.micro_batch_size, "policy": policies.index(written(row.choice.get("checkpointing", "")))}
+        {"id": number, "micro": row.micro_batch_size, "policy": policies.index(written(row.choice.get(AXES[1], "")))}
         | {
-            "peak": round(row.peak_bytes / unit_bytes, 3),
+            "mib": round(row.peak_bytes / MIB, 2),
             "text": f"{row.peak_bytes / unit_bytes:,.{1 if unit == 'GiB' else 0}f}",
         }
         | {f"of_{place}": written(row.choice[key]) for place, key in enumerate(controls)}
-        | {"best": row is card.recommended, "about": _about(row, card), "parts": list(_parts(row).values())}
-        for row in rows
+        | {"speed": round(row.tokens_per_second, 3), "speed_text": speed_text(row)}
+        | {"about": _about(row, card), "parts": list(_parts(row).values())}
+        for number, row in enumerate(rows)
     ]
     chosen = [
         alt.param(
@@ -58,19 +79,22 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         )
         for place, key in enumerate(controls)
     ]
-    budget = card.budget_bytes / unit_bytes
-    most = 1.1 * most_bytes / unit_bytes  # a greater budget changes nothing
+    budget_mib, most_mib = card.budget_bytes / MIB, math.ceil(1.1 * most_bytes / MIB)
+    step = 1 if most_mib > NUM_STEPS else 0.1
+    more = f" (all fit more than {most_mib:,})" if budget_mib > most_mib else ""
     bound = alt.param(
         name="budget",
-        value=round(budget, 2),
-        bind=alt.binding_range(min=0, max=round(most, 2), step=round(most / 500, 3), name=f"budget, {unit}"),
+        value=round(min(budget_mib, most_mib), 2),
+        bind=alt.binding_range(min=0, max=most_mib, step=step, name=f"budget, MiB{more}"),
     )
+    marked = alt.param(name="marked", value=[rows.index(start) if start is card.recommended else -1])
     axis = names_axis(policies)
     axis["title"] = heading(AXES[1])
+    axis["minExtent"] = names_width(policies)  # with other values of the controls other names are shown
     base = (
         alt.Chart()
         .transform_filter(" && ".join(f"datum.of_{n} == of_{n}_chosen" for n in range(len(controls))) or "true")
-        .transform_calculate(share="100 * datum.peak / budget")
+        .transform_calculate(share="100 * datum.mib / budget")
         .encode(
             x=alt.X("micro:O", title="micro-batch", sort=sizes, axis=alt.Axis(labelAngle=0, grid=False)),
             y=alt.Y("policy:O", axis=axis),
@@ -83,17 +107,21 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         .mark_rect(cornerRadius=3)
         .encode(color=alt.Color("share:Q", scale=SHARES, legend=legend)),
         base.properties(name="sizes").mark_text(color="#111111").encode(text="text:N"),
-        base.transform_filter("datum.best").mark_rect(filled=False, stroke=colour(2), strokeWidth=4, cornerRadius=3),
-        data=data(cells),
-    ).add_params(bound, *chosen)
-    title = (
-        f"predicted peak in {unit}, by micro-batch and checkpointing: blue fits {short(budget)} {unit}, red does not"
-    )
+        base.transform_filter("indexof(marked, datum.id) >= 0")
+        .properties(name="starts")
+        .mark_rect(filled=False, stroke=colour(2), strokeWidth=4, cornerRadius=3),
+        data=data(cells, "configurations"),
+    ).add_params(bound, marked, *chosen)
+    title = f"predicted peak in {unit}, by micro-batch and checkpointing: blue fits the budget, red does not"
     title += "; green frame: start here" if card.recommended else ""
     if num_left := len(card.rows) - len(rows):
         title += f" ({num_left:,} slower configurations are only in the table)"
     given = ", ".join(f"{heading(key)} {written(start.choice[key])}" for key in controls)
-    panel = Panel(title=title, chart=chart, height=max(120, names_height(policies, 44)))
+    what_if = f"Nothing fits {budget_mib:,.0f} MiB."
+    if card.recommended is not None:
+        where = f"start with {label(start.choice)}: {start.peak_bytes / MIB:,.1f} MiB, {speed_text(start)}."
+        what_if = f"At {budget_mib:,.0f} MiB: {where} Move the budget to see where to start with another one."
+    panel = Panel(title=title, chart=chart, height=max(120, names_height(policies, 44)), what_if=what_if)
     panels = (panel, _memory_panel(start, card, rows))
     return Plot(name=name, title=f"what fits {card.name}", given=given, panels=panels)
 

@@ -56,17 +56,21 @@ buttons.forEach(button => button.addEventListener("click", () => choose(button))
 const together = text => text.replace(/(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens\/s)(?!\w))|(?<=±) /g, "\u00a0");  // as in page.py
 const number = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
 const about = line => together(`${line.about.split("\n")[0]}: ${number(line.mib, 1)} MiB, ${line.speed_text}`);
-const fastest = lines => lines.reduce((best, line) => best === null || line.speed > best.speed ? line : best, null);
+const isBetter = (one, other) => one.speed > other.speed || (one.speed === other.speed && one.mib < other.mib);
+const fastest = lines => lines.reduce((best, line) => best === null || isBetter(line, best) ? line : best, null);
 const whatIf = (view, output) => {
   const lines = view.data("configurations"), [answer] = view.signal("marked"), own = view.signal("budget");
+  const isPlan = lines.every(line => !("kind" in line));  // which measures nothing
   view.addSignalListener("budget", (_, budget) => {
     const fitting = lines.filter(line => line.mib <= budget);
-    const measured = budget === own && answer >= 0
+    const measured = !isPlan && budget === own && answer >= 0
       ? lines[answer] : fastest(fitting.filter(line => line.kind === "measured"));
     const predicted = fastest(fitting.filter(line => line.kind !== "measured" && !line.failed));
     const faster = predicted && (!measured || predicted.speed > measured.speed) ? predicted : null;
-    output.replaceChildren(together(`At ${number(budget, 1)} MiB: `), measured ? `measured, ${about(measured)}.`
-      : "nothing that was measured fits.", faster ? ` Predicted to be faster, not measured: ${about(faster)}.` : "");
+    const start = predicted ? `start with ${about(predicted)}.` : "nothing that was predicted fits.";
+    const found = measured ? `measured, ${about(measured)}.` : "nothing that was measured fits.";
+    const better = faster ? ` Predicted to be faster, not measured: ${about(faster)}.` : "";
+    output.textContent = together(`At ${number(budget, 1)} MiB: `) + (isPlan ? start : found + better);
     view.signal("marked", [measured, faster].filter(Boolean).map(line => line.id)).runAsync();
   });
 };

@@ -14,7 +14,7 @@ from pipeline.planning.longest import MULTIPLE
 from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.report.breakdown import tensors_table
 from pipeline.report.command import command_of
-from pipeline.report.heat_map import fit_plot, margins_text, percent_text, seconds_text
+from pipeline.report.heat_map import fit_plot, margins_text, percent_text, seconds_text, speed_text
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import short
 from pipeline.report.table import Form, Table
@@ -76,12 +76,19 @@ def plan_report(findings: PlanFindings) -> Report:
 def _lead(cards: Sequence[CardPlan]) -> str:
     """Return the answer in words beside its figures or the table of cards: the fastest start of all cards."""
     card, best = _first(cards)
-    start = f"{label(best.choice)}, about {_speed_text(best)} ({percent_text(best)})"
+    start = f"{label(best.choice)}, about {speed_text(best)} ({percent_text(best)})"
     what, those = "fastest start is that", "fastest that is"
     if card.lengths_up_to is not None:
         what, those = "longest sequences, of equal ones the fastest, are those", "longest sequences that are"
     if len(cards) == 1:
         return f"Start with {start}: the {those} predicted to fit. {ESTIMATED}"
+    is_alike = card.kind is None and card.lengths_up_to is None
+    slower = [
+        f"{best.tokens_per_second / other.recommended.tokens_per_second:.1f} x that of {other.name}"
+        for other in cards
+        if other.recommended is not None and other.card != card.card
+    ]
+    start += f", {' and '.join(slower)}" if slower and is_alike else ""
     without = [card.name for card in cards if card.recommended is None]
     nothing = f" Nothing fits {', '.join(without)}." if without else ""
     return f"The {what} on {card.name}: {start}.{nothing} {ESTIMATED}"
@@ -98,13 +105,12 @@ def _command(findings: PlanFindings) -> tuple[str | None, str]:
     if findings.command or not any(card.recommended for card in findings.cards):
         return findings.command, "Search the fastest configuration there"
     card, best = _first(findings.cards)
+    return _command_on(card, best, findings), f"Run it on {card.card}"
+
+
+def _command_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> str:
     size = {} if card.effective_batch_size is None else {"effective_batch_size": card.effective_batch_size}
-    return command_of("main", {**findings.settings, **size, **best.choice}), f"Run it on {card.card}"
-
-
-def _speed_text(row: PlannedRow) -> str:
-    """Return an estimated throughput in as many digits as an estimate has."""
-    return f"{float(f'{row.tokens_per_second:.3g}'):,.0f} tokens/s"
+    return command_of("main", {**findings.settings, **size, **best.choice})
 
 
 def _answers(cards: Sequence[CardPlan]) -> list[str]:
@@ -134,7 +140,7 @@ def _kind_that_fits(card: CardPlan, best: PlannedRow) -> str:
     longest = "" if card.longest_length is None else f", sequences of up to {card.longest_length:,} tokens"
     return (
         f"{card.kind} ({label(best.choice)}: {best.peak_bytes / MIB:,.0f} of {card.budget_bytes / MIB:,.0f} MiB, about "
-        f"{_speed_text(best)}{longest})"
+        f"{speed_text(best)}{longest})"
     )
 
 
@@ -223,7 +229,8 @@ def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tupl
         Headline(
             title=f"start with micro-batch x accumulation{' x processes' if several else ''}",
             value=" x ".join(map(str, [*factors, num_ranks] if several else factors)),
-            detail=label(best.choice),
+            detail=f"{label(best.choice)}; to copy: its command",
+            copied=_command_on(card, best, findings),
         ),
         Headline(
             title="predicted peak",
@@ -232,7 +239,7 @@ def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tupl
         ),
         Headline(
             title="estimated speed",
-            value=_speed_text(best),
+            value=speed_text(best),
             detail=f"{seconds_text(best.seconds)} a step, {margins_text(best)}",
         ),
         _last_headline(card, best),

@@ -39,6 +39,7 @@ LABEL_LINES = 4
 LABEL_PIXELS = 180
 LEAST_MIB = 0.001
 """A smaller size is not written in digits."""
+CHARACTER_PIXELS = 7
 LINE_PIXELS = 15
 """Height of a line of text."""
 TEXT = {"labelColor": "currentColor", "titleColor": "currentColor"}
@@ -166,7 +167,9 @@ def bars(title: str, values: Sequence[Bar], unit: str, marks: Mapping[str, float
     ]
     y = alt.Y("place:O", axis=names_axis([bar.name for bar in values]))
     # For the longest text after a bar, in pixels; where there is no bar, a text begins at zero.
-    room = 12 + 7 * max((len(str(line["text"])) for line in lines if line["value"] is not None), default=0)
+    room = 12 + CHARACTER_PIXELS * max(
+        (len(str(line["text"])) for line in lines if line["value"] is not None), default=0
+    )
     scale = alt.Scale(domain=[lowest * 1.1, longest], range=[0, alt.expr(f"width - {room}")], nice=False, zero=False)
     x = alt.X("value:Q", title=unit, scale=scale, axis=alt.Axis(tickCount=5))
     base = alt.Chart().encode(y=y, **ABOUT)
@@ -230,6 +233,12 @@ def names_height(names: Sequence[str], least: int = 34) -> int:
     """Return the height of a chart with a line for each name, of `least` pixels or as many as the longest needs."""
     line = max([least, *(LINE_PIXELS * len(label(name)) + 4 for name in names)])
     return max(60, line * len(names))
+
+
+def names_width(names: Sequence[str]) -> int:
+    """Return the width of the labels of names_axis(), in pixels."""
+    longest = max((len(line) for name in names for line in label(name)), default=0)
+    return min(LABEL_PIXELS, CHARACTER_PIXELS * longest + 6)
 
 
 def colour(index: int) -> str:

@@ -126,7 +126,16 @@ def _where(largest: ProcessMemory) -> str:
     through = f", called by {largest.user_line}" if largest.user_line not in (None, peak.module) else ""
     made = "" if peak.operator == peak.phase else f" ({peak.operator})"
     share, part = max((size, name) for name, size in peak.category_bytes.items())
-    return f"{peak.phase} at {peak.module}{made}{through}; {100 * share / peak.peak_bytes:.0f} % of it {part}."
+    most = "" if (line := _largest_line(largest)) is None else f", and {line}"
+    return f"{peak.phase} at {peak.module}{made}{through}; {100 * share / peak.peak_bytes:.0f} % of it {part}{most}."
+
+
+def _largest_line(largest: ProcessMemory) -> str | None:
+    """Return the share of the peak that one line of the user's code made, if that is another than reaches it."""
+    line, num_bytes = max(largest.peak.module_bytes.items(), key=lambda pair: pair[1])
+    if line in (largest.peak.module, largest.user_line):
+        return None
+    return f"{100 * num_bytes / largest.peak.peak_bytes:.0f} % made at {line}"
 
 
 def _failure(simulation: Simulation) -> str:
@@ -192,17 +201,18 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
         return ()
     whole = f"of {simulation.memory_bytes / MIB:,.0f} MiB"
     found = [
-        Headline(title=simulation.card, value=simulation.verdict.value, detail=f"after {largest.num_steps} steps"),
+        Headline(title=simulation.card, value=simulation.verdict.value, detail=f"{largest.num_steps} steps simulated"),
         Headline(title="memory of the card", value=f"{largest.device_bytes / MIB:,.0f} MiB", detail=whole),
         Headline(
             title="peak allocated",
             value=f"{largest.peak_allocated_bytes / MIB:,.1f} MiB",
-            detail=f"{largest.peak.phase} at {largest.peak.module}",
+            detail="; ".join(filter(None, (f"{largest.peak.phase} at {largest.peak.module}", _largest_line(largest)))),
         ),
     ]
     if simulation.smallest_bytes is not None:
         names = simulation.cards_that_fit
-        detail = f"the smallest card alike: {names[0]}" if names else "more than the cards alike have"
+        alike = "cards of the same compute capability"
+        detail = f"{alike} that have it: {_some(names)}" if names else f"more than {alike} have"
         value = f"{simulation.smallest_bytes / MIB:,.0f} MiB"
         found.append(Headline(title="least memory", value=value, detail=detail))
     return tuple(found)
