@@ -14,7 +14,7 @@ from pipeline.cli import parse
 from pipeline.jobs.answer_values import answer_metrics
 from pipeline.report.configurations import configurations_of
 from pipeline.report.page import to_html, to_markdown
-from pipeline.report.search import answer, search_report, trials_table
+from pipeline.report.search import NOISY, answer, search_report, trials_table
 from pipeline.report.trial_plots import fastest_so_far
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.results import SearchFindings, Trial, best_speed
@@ -65,6 +65,10 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
     assert f"trains {speed:,.0f} tokens/s, {speed / baseline:.2f} x the baseline" in report.answer
     assert report.headlines[1].value == f"{speed / baseline:.2f} x baseline"
     assert report.headlines[1].detail.startswith(f"{speed:,.0f} tokens/s; baseline: {baseline:,.0f} (")
+    least, most = min(speeds_of(found, BEST)), max(speeds_of(found, BEST))
+    is_noisy = most > (1 + NOISY) * least
+    assert (f"the answer's runs: {least:,.0f} to {most:,.0f}" in report.headlines[1].detail) is is_noisy
+    assert "Speeds are noisy" in report.answer or not is_noisy
     [point] = [one for one in configurations_of(found) if one.choice == BEST]
     assert point.speed == pytest.approx(speed) and f"{speed:,.0f} tokens/s" in point.about
     shown = set(re.findall(r"[\d,]+ tokens/s", to_markdown(report)))

@@ -81,11 +81,11 @@ def test_the_noise_of_measurements_is_named_where_it_limits_the_bound() -> None:
 
 def test_there_is_no_certificate_without_an_adequate_time_model_or_an_answer() -> None:
     inadequate = replace(PROVEN, is_adequate=False, bound=None, remaining_improvement=None, residual_rms=0.25)
-    assert inadequate.summary.startswith("No certificate: the residual of the time model is 25 %")
+    assert inadequate.summary.startswith("No bound: the time model misses the measured times by 25 %")
     nothing = replace(PROVEN, bound=None, remaining_improvement=None)
-    assert nothing.summary.startswith("No certificate: nothing that fits was measured")
+    assert nothing.summary.startswith("No bound: nothing that fits was measured")
     front = replace(nothing, is_of_front=True)
-    assert front.summary.startswith("No certificate: what is left may need less memory than all that was measured")
+    assert front.summary.startswith("No bound: what is left may need less memory than all that was measured")
 
 
 def test_the_device_time_is_compared_with_that_of_the_whole_space() -> None:

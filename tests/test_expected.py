@@ -15,7 +15,6 @@ from pipeline.searching.candidates import Candidate, known_peaks, may_fit
 from pipeline.searching.expected import expectation_of, with_expectations
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.sampler import PredictiveSampler
-from pipeline.searching.setup import make_sampler
 
 MIB = 2**20
 SPACE: dict[str, Sequence[Any]] = {

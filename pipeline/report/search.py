@@ -24,11 +24,14 @@ from pipeline.searching.results import (
     one_per_configuration,
     pareto_front,
     speed_number,
+    speeds,
 )
 from pipeline.training.metrics import limited_peak_mib
 
 NEVER_RUN = "never_run"
 """Name of the table of what was not measured."""
+NOISY = 0.25
+"""Runs of one configuration that differ by a greater fraction are called noisy."""
 
 
 def question(findings: SearchFindings) -> str:
@@ -62,7 +65,7 @@ def answer(findings: SearchFindings) -> str:
     if findings.shows_front:
         text += f". Pareto front: {'; '.join(_on_front(row, findings) for row in pareto_front(rows, findings.extra))}"
     check = "" if findings.verification is None else f" {findings.verification.verdict}."
-    return f"{text} ({space}).{_proof(findings)}{check}"
+    return f"{text} ({space}).{_proof(findings)}{_noise(findings)}{check}"
 
 
 def _lead(findings: SearchFindings) -> str | None:
@@ -71,7 +74,7 @@ def _lead(findings: SearchFindings) -> str | None:
     if best is None or findings.shows_front:
         return None
     check = "" if verification is None or verification.same_training else f" {verification.verdict}."
-    return f"Train with {label(best.choice)}.{_proof(findings)}{check}"
+    return f"Train with {label(best.choice)}.{_proof(findings)}{_noise(findings)}{check}"
 
 
 def _proof(findings: SearchFindings) -> str:
@@ -81,6 +84,16 @@ def _proof(findings: SearchFindings) -> str:
         return ""
     limit = "" if certificate.limit is None else f" The bound is limited by {certificate.limit}."
     return f" {certificate.summary}.{limit}{_tightened(findings, certificate) if limit else ''}"
+
+
+def _noise(findings: SearchFindings) -> str:
+    """Return how noisy the speeds are, as a sentence after another one; empty if they are not."""
+    if findings.greatest_spread < NOISY:
+        return ""
+    return (
+        f" Speeds are noisy: one configuration was {100 * findings.greatest_spread:.0f} % faster in one run than in "
+        "another, as beside other load; the same search on a quiet machine is surer."
+    )
 
 
 def _tightened(findings: SearchFindings, certificate: Certificate) -> str:
@@ -133,13 +146,14 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         fast = Headline(title="speed", value=written, detail="no baseline that fits was measured")
     else:
         plain = speed_number(findings.speed_of(baseline.choice), findings.unit)
-        detail = f"{written}; baseline: {plain} (defaults, {label(baseline.choice)})"
+        detail = f"{written}; baseline: {plain} (defaults, {label(baseline.choice)}){_range(findings, best)}"
         fast = Headline(title="speed", value=f"{speedup:.2f} x baseline", detail=detail)
     found = [
         Headline(
             title="the fastest that fits",
             value=label(best.choice),
-            detail=f"of {findings.num_configurations:,} configurations; to copy: its settings, as YAML",
+            detail=f"of {len(one_per_configuration(findings.rows)):,} measured configurations, "
+            f"{findings.num_configurations:,} in all; to copy: the searched settings, as YAML",
             copied="\n".join(f"{name}: {setting(value)}" for name, value in best.choice.items()),
         ),
         fast,
@@ -163,6 +177,15 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         detail = f"losses differ by {verification.max_loss_difference:.2g}, tolerance {verification.tolerance:.2g}"
         found.append(Headline(title="same training", value=value, detail=detail))
     return tuple(found)
+
+
+def _range(findings: SearchFindings, best: Trial) -> str:
+    """Return between which speeds the runs of the answer lie, after another clause; empty if they are alike."""
+    if findings.spread_of(best.choice) < NOISY:
+        return ""
+    found = speeds(best.choice, findings.rows, findings.extra)
+    slowest, fastest = (speed_number(speed, findings.unit) for speed in (min(found), max(found)))
+    return f"; the answer's runs: {slowest} to {fastest}"
 
 
 def _verified(findings: SearchFindings) -> tuple[Section, ...]:

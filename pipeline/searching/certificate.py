@@ -102,11 +102,11 @@ class Certificate:
         summary = f"{self.num_measured} measured{self._why_not_measured}"
         if not self.is_adequate:
             return (
-                f"No certificate: the residual of the time model is {100 * self.residual_rms:.0f} %, so Optuna's TPE "
-                f"continued the search (of {self.num_configurations} configurations {summary})"
+                f"No bound: the time model misses the measured times by {100 * self.residual_rms:.0f} %, so Optuna's "
+                f"TPE chose what to measure (of {self.num_configurations} configurations {summary})"
             )
         if self.claim is None:
-            return f"No certificate: {self.missing} (of {self.num_configurations} {summary})"
+            return f"No bound: {self.missing} (of {self.num_configurations} {summary})"
         return f"{self.claim[0].upper()}{self.claim[1:]}: {summary}"
 
     @property

@@ -355,6 +355,17 @@ class SearchFindings:
         """Return the speed of a configuration by all of its runs that count."""
         return speed_of(choice, self.rows, self.extra)
 
+    @property
+    def greatest_spread(self) -> float:
+        """By which fraction the fastest run of a configuration is faster than its slowest one, at most."""
+        spreads = (self.spread_of(row.choice) for row in one_per_configuration(self.rows))
+        return max(spreads, default=0.0)
+
+    def spread_of(self, choice: Mapping[str, Any]) -> float:
+        """Return by which fraction the fastest run of a configuration is faster than its slowest one."""
+        found = speeds(choice, self.rows, self.extra)
+        return max(found) / min(found) - 1 if found else 0.0
+
     def speed_text(self, speed: float) -> str:
         """Return a speed with its unit."""
         return speed_text(speed, self.unit)
