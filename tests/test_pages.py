@@ -22,7 +22,7 @@ from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import Source, sentence, to_html
 from pipeline.report.plot import mib_text
 from pipeline.searching.certificate import NOT_TRIED, UNFIT, Certificate, Unmeasured
-from pipeline.searching.results import SearchFindings, Trial, Verification
+from pipeline.searching.results import SearchFindings, Trial, Verification, label
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
@@ -312,6 +312,14 @@ def test_the_cards_of_a_plan_are_buttons_and_its_heat_map_has_controls(shown: Sh
     slider = chart.get_by_role("slider")
     slider.evaluate("slider => { slider.value = 10; slider.dispatchEvent(new Event('input')); }")
     expect(cell).not_to_have_attribute("fill", str(shade))
+    slider.evaluate("slider => { slider.value = 40; slider.dispatchEvent(new Event('input')); }")
+    expect(chart.locator("output")).to_contain_text("At 40")
+    fitting = [row for row in plan_findings().cards[1].rows if row.peak_bytes <= 40 * MIB]
+    lean = max(fitting, key=lambda row: (row.tokens_per_second, -row.peak_bytes))
+    expect(chart.locator("output")).to_contain_text(f"start with {label(lean.choice)}")
+    slider.evaluate("slider => { slider.value = 0; slider.dispatchEvent(new Event('input')); }")
+    expect(chart.locator("output")).to_contain_text("nothing that was predicted fits")
+    assert chart.locator(".starts_marks path").count() == 0
 
 
 @needs_browser

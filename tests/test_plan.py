@@ -217,10 +217,11 @@ def test_a_heat_map_has_a_control_for_each_dimension_beside_its_axes_and_the_bud
     plot = fit_plot("fit", card, 100)
     panel, _ = plot.panels
     assert (plot.title, plot.given) == ("what fits T4", "precision bf16")
-    budget, precision = panel.to_spec()["params"]
+    budget, marked, precision = panel.to_spec()["params"]
+    assert marked["value"] == [1] and "nothing" not in str(panel.what_if)
     assert (budget["value"], precision["value"], precision["bind"]["options"]) == (9, "bf16", ["fp32", "bf16"])
     alone, _ = fit_plot("fit", replace(card, rows=tuple(row(8, 1.0, **plain) for _ in range(2))), 100).panels
-    assert [one["name"] for one in alone.to_spec()["params"]] == ["budget"]
+    assert [one["name"] for one in alone.to_spec()["params"]] == ["budget", "marked"]
 
 
 def test_a_heat_map_shows_the_fastest_combinations_of_a_large_plan() -> None:

@@ -21,6 +21,8 @@ MORE = "\n\nThe rest is in report.html."
 PAGE = "report.html"
 UNSENT = "unsent.json"
 """The file of what has not been sent to MLflow, which goes away."""
+HANDOVER = "handover"
+"""The folder of files that train the answer of a search with other frameworks."""
 OWN_UI = "http://127.0.0.1:5000"
 """Where `mlflow ui` and `make ui` serve."""
 UNIT = re.compile(r"(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens/s)(?!\w))|(?<=±) ")
@@ -81,6 +83,11 @@ class Source:
     def files(self) -> list[str]:
         """The names of the files beside the page."""
         return sorted(one.name for one in self.folder.iterdir() if one.is_file() and one.name not in (PAGE, UNSENT))
+
+    @property
+    def has_handover(self) -> bool:
+        """Whether files that train the answer elsewhere are beside the page."""
+        return (self.folder / HANDOVER).is_dir()
 
     @property
     def address(self) -> str:
