@@ -60,6 +60,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     policies = list(dict.fromkeys(written(row.choice.get("checkpointing", "")) for row in rows))
     values = {key: list(dict.fromkeys(written(row.choice[key]) for row in rows)) for key in rows[0].choice}
     controls = [key for key in values if key not in AXES and len(values[key]) > 1]
+    purposes = [name for name in CATEGORIES if any(row.category_bytes.get(name) for row in rows)]
     cells = [
         {"id": number, "micro": row.micro_batch_size, "policy": policies.index(written(row.choice.get(AXES[1], "")))}
         | {
@@ -68,7 +69,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         }
         | {f"of_{place}": written(row.choice[key]) for place, key in enumerate(controls)}
         | {"speed": round(row.tokens_per_second, 3), "speed_text": speed_text(row)}
-        | {"about": _about(row, card), "parts": list(_parts(row).values())}
+        | {"about": _about(row, card), "parts": list(_parts(row, purposes).values())}
         for number, row in enumerate(rows)
     ]
     chosen = [
@@ -122,15 +123,17 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         where = f"start with {label(start.choice)}: {start.peak_bytes / MIB:,.1f} MiB, {speed_text(start)}."
         what_if = f"At {budget_mib:,.0f} MiB: {where} Move the budget to see where to start with another one."
     panel = Panel(title=title, chart=chart, height=max(120, names_height(policies, 44)), what_if=what_if)
-    panels = (panel, _memory_panel(start, card, rows))
+    panels = (panel, _memory_panel(start, card, rows, purposes))
     return Plot(name=name, title=f"what fits {card.name}", given=given, panels=panels)
 
 
-def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow]) -> Panel:
+def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow], purposes: Sequence[str]) -> Panel:
     """Return the memory at the peak of a configuration by purpose, to which page.js adds what is under the pointer."""
-    parts = _parts(start)
-    most_mib = max((mib for row in rows if row.fits for mib in _parts(row).values()), default=max(parts.values()))
-    shades = alt.Scale(domain=list(parts), range=[*map(colour, range(len(CATEGORIES))), GREY])
+    parts = _parts(start, purposes)
+    most_mib = max(
+        (mib for row in rows if row.fits for mib in _parts(row, purposes).values()), default=max(parts.values())
+    )
+    shades = alt.Scale(domain=list(parts), range=[*(colour(CATEGORIES.index(name)) for name in purposes), GREY])
     lines = [{"name": name, "mib": mib} for name, mib in parts.items()]
     axis = alt.Axis(tickCount=6)
     base = alt.Chart().encode(
@@ -160,9 +163,9 @@ def margins_text(row: PlannedRow) -> str:
     return f"{percent_text(row)}; {overlapped} if all that ranks send overlaps, {serial} if nothing does"
 
 
-def _parts(row: PlannedRow) -> dict[str, int]:
+def _parts(row: PlannedRow, purposes: Sequence[str]) -> dict[str, int]:
     """Return the MiB of each purpose at the peak, and of what the caching allocator has reserved besides."""
-    parts = {name: row.category_bytes.get(name, 0) for name in CATEGORIES}
+    parts = {name: row.category_bytes.get(name, 0) for name in purposes}
     parts["reserved, not allocated"] = row.peak_bytes - row.peak_allocated_bytes
     return {name: round(num_bytes / MIB) for name, num_bytes in parts.items()}
 

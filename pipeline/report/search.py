@@ -132,8 +132,13 @@ def search_report(findings: SearchFindings) -> Report:
             Section(title="trials", tables=_tables(findings), notes=findings.notes),
         ),
         environment=findings.environment,
-        settings=findings.settings,
+        settings={name: value for name, value in findings.settings.items() if name not in _varied(findings)},
     )
+
+
+def _varied(findings: SearchFindings) -> set[str]:
+    """Return the settings that differ between configurations: the dimensions, and what follows from them."""
+    return {"accumulation_steps", *(name for row in findings.rows for name in row.choice)}
 
 
 def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
