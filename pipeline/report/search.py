@@ -30,6 +30,8 @@ from pipeline.training.metrics import limited_peak_mib
 
 NEVER_RUN = "never_run"
 """Name of the table of what was not measured."""
+NUM_IN_TERMINAL = 15
+"""Runs that the terminal shows, those of the fastest configurations."""
 NOISY = 0.25
 """Runs of one configuration that differ by a greater fraction are called noisy."""
 
@@ -273,7 +275,14 @@ def trials_table(findings: SearchFindings) -> Table:
         unit: number,
     }
     expendable = ("predicted s/step", "predicted MiB", "loss", "s/step", "outcome", "run", f"run's {unit}")
-    return Table(name="ranking", title="trials", frame=pd.DataFrame(lines), forms=forms, expendable=expendable)
+    return Table(
+        name="ranking",
+        title="trials",
+        frame=pd.DataFrame(lines),
+        forms=forms,
+        num_in_terminal=NUM_IN_TERMINAL,
+        expendable=expendable,
+    )
 
 
 def _counts_for(run: Trial, labelled: Mapping[str, Trial | None]) -> str:
