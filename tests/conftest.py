@@ -44,6 +44,8 @@ THREE_LEVERS: dict[str, Any] = {
     "precision": ["fp32", "bf16"],
 }
 """A space of a few configurations."""
+DIVISIBLE: dict[str, Any] = {"model": "qwen3-nano", "causal_lm": {"num_layers": 2, "width": 32, "num_heads": 4}}
+"""A model whose heads two ranks divide, with norms of heads."""
 FOUR_RANKS = (pytest.mark.slow, pytest.mark.four_ranks)
 """Marks of a case that trains in four processes."""
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ

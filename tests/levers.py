@@ -153,6 +153,7 @@ LEVERS = (
     Lever(technique="sharding", settings={"sharding": "fsdp", "reshard_after_forward": False}, devices=()),
     Lever(technique="sharding", settings={"sharding": "fsdp", "sharded_accumulation": False}, devices=()),
     Lever(technique="sharding", settings={"sharding": "fsdp", "sharded_offloading": True}, devices=()),
+    Lever(technique="tensor_parallel", settings={"tensor_parallel": 2}, models=CAUSAL[1:], devices=()),
     Lever(
         technique="adapter",
         settings={"adapter": "qlora", "qlora_weights": "int8"},

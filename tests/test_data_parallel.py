@@ -14,14 +14,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from conftest import FOUR_RANKS, Received, tiny
+from conftest import DIVISIBLE, FOUR_RANKS, Received, tiny
 from processes import wait_for
 from project import Project
 from test_user_functions import WORKS
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.ranks import Ranks, whole
+from pipeline.base.ranks import whole
 from pipeline.base.results import Finished, Outcome, Result
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
@@ -30,14 +30,23 @@ from pipeline.runtime import watch
 from pipeline.runtime.run import execute
 from pipeline.techniques.accumulation import Accumulation
 from pipeline.training.loop import Loop, train
-from pipeline.training.step import backpropagate, build_step
+from pipeline.training.step import backpropagate, build_step, ranks_of
 
 TWO = {"world_size": 2, "effective_batch_size": 8, "micro_batch_size": 2}
 
 
 FSDP = {"sharding": "fsdp"}
+TENSOR = {**DIVISIBLE, "tensor_parallel": 2}
+PADDED = {"sequences": "padded", "sequence_length": 64, "max_grad_norm": 0.5}
+TIED = {
+    "model": "qwen3-0.6b",
+    "vocabulary_size": 511,
+    "causal_lm": {**DIVISIBLE["causal_lm"], "vocabulary_size": 511},
+}
+"""A model whose embedding is its head, with a vocabulary that ranks cannot divide evenly."""
 ALONE = {
     "world_size": 1,
+    "tensor_parallel": 1,
     "sharding": "none",
     "sharding_replicas": 1,
     "sharded_accumulation": True,
@@ -120,6 +129,16 @@ def losses(result: Result) -> list[float]:
             id="sharded, frozen parameters",
             marks=pytest.mark.slow,
         ),
+        pytest.param({**TENSOR, **PADDED}, id="divided matrices"),
+        pytest.param({**TENSOR, "precision": "fp16", "initial_loss_scale": 2.0**40}, id="divided matrices, skipped"),
+        pytest.param({**TENSOR, **PADDED, "world_size": 4}, id="divided matrices, two groups", marks=FOUR_RANKS),
+        pytest.param({**TENSOR, **PADDED, **FSDP, "world_size": 4}, id="divided, then sharded", marks=FOUR_RANKS),
+        pytest.param(
+            {**TENSOR, "optimizer": "muon", "checkpointing": "every_layer", "loss_kernel": "chunked"},
+            id="divided matrices, techniques",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({**TENSOR, "compile": "layers"}, id="divided matrices, compiled", marks=pytest.mark.slow),
     ],
 )
 def test_several_processes_train_as_one(settings: dict[str, Any], log: Path) -> None:
@@ -139,7 +158,7 @@ def test_several_processes_train_as_one(settings: dict[str, Any], log: Path) -> 
 def write_gradients(file: Path, experiment: Experiment, prepared: Any, emit: Any) -> None:
     """Write the gradient of the first optimizer step by the parameter's name, gathered from all ranks."""
     torch.manual_seed(experiment.settings.seed)
-    step = build_step(experiment, prepared, ranks=Ranks(experiment.world_size, emit))
+    step = build_step(experiment, prepared, ranks=ranks_of(experiment, emit))
     loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), emit)
     window = loop.window(0)
     backpropagate(step, window.batches, window.num_targets)
@@ -160,6 +179,10 @@ def write_gradients(file: Path, experiment: Experiment, prepared: Any, emit: Any
         pytest.param({**REPLICATED, "checkpointing": "every_layer"}, marks=FOUR_RANKS),
         pytest.param({**FSDP, "adapter": "lora", "reshard_after_forward": False}, marks=pytest.mark.slow),
         pytest.param({}, id="ddp", marks=pytest.mark.slow),
+        TENSOR,
+        {**TENSOR, **TIED, "loss_kernel": "chunked"},
+        pytest.param({**TENSOR, "world_size": 4}, marks=FOUR_RANKS),
+        pytest.param({**TENSOR, **TIED, **FSDP, "world_size": 4, "sharded_offloading": True}, marks=FOUR_RANKS),
     ],
     ids=str,
 )
@@ -353,10 +376,22 @@ def test_gradients_stay_in_their_buckets(log: Path) -> None:
         ({**BY_FOUR, "sharding_replicas": 3}, "and is 3 with world_size=4; set it to 1 or 2, or sharding=none"),
         ({**BY_FOUR, "reshard_after_forward": 4}, "and is 4 with 4 ranks; set it to true or false or 2"),
         ({**REPLICATED, "reshard_after_forward": 2}, "and is 2 with 2 ranks; set it to true or false"),
+        ({"tensor_parallel": 2}, "and gpt2-nano has none; set tensor_parallel=1, and sharding=fsdp to divide it"),
+        ({"model": "qwen3-nano", "tensor_parallel": 2}, "num_key_value_heads of qwen3-nano is 1; set it to 1"),
+        ({**TENSOR, "world_size": 3}, "and is 2 with world_size=3; set world_size to a multiple of 2"),
+        ({**TENSOR, "world_size": 4, "micro_batch_size": 8}, "x world_size / tensor_parallel must divide"),
+        ({**TENSOR, **FSDP}, "set world_size to a multiple of tensor_parallel, 4 or more"),
+        ({**TENSOR, "adapter": "lora"}, "set adapter=none, or tensor_parallel=1 and sharding=fsdp"),
+        ({**TENSOR, "optimizer": "sgd"}, "set optimizer=adamw or muon, or tensor_parallel=1"),
+        ({**TENSOR, "loss_kernel": "liger"}, "set loss_kernel=chunked, which gathers it, or tensor_parallel=1"),
+        (
+            {**TENSOR, **BY_FOUR, "world_size": 8, "reshard_after_forward": 2},
+            "must be true or false with tensor_parallel",
+        ),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(settings: dict[str, Any], message: str) -> None:
-    reason = tiny(**TWO | settings).unsupported(machine("cpu", count=4))
+    reason = tiny(**TWO | settings).unsupported(machine("cpu", count=8))
     assert reason is not None
     assert message in reason
 

@@ -18,6 +18,9 @@ CONFIGURATIONS = (
     {"sharding": "fsdp", "sharding_replicas": 2, "world_size": 4, "micro_batch_size": 1},
     {"sharding": "fsdp", "sharded_offloading": True, "precision": "bf16"},
     {"sharding": "fsdp", "reshard_after_forward": 2, "world_size": 4, "micro_batch_size": 1, "precision": "bf16"},
+    {"model": "qwen3-nano", "tensor_parallel": 2, "micro_batch_size": 4, "checkpointing": "every_layer"},
+    {"model": "qwen3-nano", "tensor_parallel": 2, "world_size": 4, "loss_kernel": "chunked"},
+    {"model": "qwen3-nano", "tensor_parallel": 2, "world_size": 4, "sharding": "fsdp", "precision": "bf16"},
 )
 
 
@@ -31,7 +34,7 @@ def test_the_memory_of_a_rank_on_a_card_is_predicted(on_card: OnCard, tmp_path: 
         assert one["outcome"] == "ok", (settings, one["detail"])
         for measured, predicted in (one["allocated"], one["reserved"]):
             assert predicted == pytest.approx(measured, rel=0.001), settings
-        if "sharding" in settings:
+        if "sharding" in settings or "tensor_parallel" in settings:
             assert one["allocated"][0] == one["allocated"][1] and one["reserved"][0] == one["reserved"][1], settings
     whole, sharded = (found[number]["allocated"][0] for number in (0, 3))
     assert sharded < whole  # in the same precision

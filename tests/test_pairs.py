@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny
+from conftest import DIVISIBLE, tiny
 from test_levers import losses
 from test_prediction import CPU, measured
 from torch import Tensor, nn
@@ -194,11 +194,13 @@ def test_what_has_no_pairs_is_refused(more: dict[str, Any], message: str, tmp_pa
         tiny(task="dpo", **{**pairs(tmp_path), **more}).prepare()
 
 
-def test_a_reference_is_of_dpo_alone_and_is_not_sharded(tmp_path: Path) -> None:
+def test_a_reference_is_of_dpo_alone_and_is_not_divided(tmp_path: Path) -> None:
     reason = tiny(reference="none").unsupported()
     assert reason is not None and "is a setting of task=dpo" in reason
     assert "reference" in in_use(tiny(task="dpo").params()) and "reference" not in in_use(tiny(task="reward").params())
     sharded = tiny(task="dpo", sharding="fsdp", world_size=2, **pairs(tmp_path)).unsupported()
     assert sharded is not None and "the frozen copy of task=dpo; set adapter=lora" in sharded
+    divided = tiny(task="dpo", **DIVISIBLE, tensor_parallel=2, world_size=2, **pairs(tmp_path)).unsupported()
+    assert divided is not None and "the frozen copy of task=dpo; set reference=none" in divided
     with pytest.raises(InvalidInputError, match="is trained for dpo on pairs"):
         export_files(tiny(task="dpo", **pairs(tmp_path)))

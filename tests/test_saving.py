@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FOUR_RANKS, tiny
+from conftest import DIVISIBLE, FOUR_RANKS, tiny
 from project import SMALL, Project
 from test_data_parallel import losses
 
@@ -17,6 +17,7 @@ from pipeline.training.saving import Saving
 BATCH = {"effective_batch_size": 8, "micro_batch_size": 1, "num_steps": 6, "eval_steps": 0}
 FSDP = {"world_size": 2, "sharding": "fsdp"}
 REPLICATED = {"world_size": 4, "sharding": "fsdp", "sharding_replicas": 2}
+TENSOR = {"world_size": 2, "tensor_parallel": 2}
 SKIPS = {"precision": "fp16", "initial_loss_scale": 2.0**40}
 """The scale of the loss decreases in the first steps, which are skipped."""
 
@@ -39,6 +40,10 @@ SKIPS = {"precision": "fp16", "initial_loss_scale": 2.0**40}
             {},
             id="updated in the backward pass",
             marks=pytest.mark.slow,
+        ),
+        pytest.param(DIVISIBLE, TENSOR, {}, id="parts of matrices, then one rank"),
+        pytest.param(
+            DIVISIBLE, {**TENSOR, "world_size": 4, "sharding": "fsdp"}, TENSOR, id="parts of parts", marks=FOUR_RANKS
         ),
         pytest.param({}, REPLICATED, FSDP, id="two copies, each on two ranks, then one", marks=FOUR_RANKS),
         pytest.param({"adapter": "lora"}, {"world_size": 2}, REPLICATED, id="whole, then two copies", marks=FOUR_RANKS),

@@ -26,17 +26,36 @@ def whole(tensor: Tensor) -> Tensor:
     return gathered
 
 
+def num_data_ranks(world_size: int, tensor_parallel: int) -> int:
+    """Return the groups of ranks that take sequences of their own; 1 where the ranks cannot be divided so."""
+    return max(1, world_size // tensor_parallel)
+
+
+def data_ranks_in_settings(tensor_parallel: int) -> str:
+    """Return how settings say the number of groups of ranks that take sequences of their own."""
+    return "world_size" if tensor_parallel == 1 else "world_size / tensor_parallel"
+
+
 class Ranks:
     """The processes of a run, each on a device of its own; without a process group nothing is exchanged.
 
     Prediction has no process group: there this process is the first of `size` ranks.
     """
 
-    def __init__(self, size: int = 1, emit: Callable[[CollectiveEntered], Any] = lambda _: None) -> None:
-        self.size, self._emit = size, emit
+    def __init__(
+        self,
+        size: int = 1,
+        emit: Callable[[CollectiveEntered], Any] = lambda _: None,
+        tensor_parallel: int = 1,
+    ) -> None:
+        self.size, self.tensor_parallel, self._emit = size, tensor_parallel, emit
+        self.num_data_ranks = num_data_ranks(size, tensor_parallel)
+        """Groups of neighbouring ranks that take the same sequences, and divide each matrix."""
         self._has_group = size > 1 and dist.is_initialized()
         self.rank = dist.get_rank() if self._has_group else 0
         """This process's number, counted from 0."""
+        self.data_rank = self.rank // tensor_parallel
+        """The number of its group, counted from 0."""
 
     @property
     def has_group(self) -> bool:
@@ -49,15 +68,16 @@ class Ranks:
         return not self._has_group or dist.get_backend() == "fake"
 
     def own(self, micro_batches: Sequence[Part]) -> tuple[Part, ...]:
-        """Return this rank's share of micro-batches: in each pass the ranks take the next ones, in their order."""
-        return tuple(micro_batches[self.rank :: self.size])
+        """Return this rank's share of micro-batches: in each pass the groups take the next ones, in their order."""
+        return tuple(micro_batches[self.data_rank :: self.num_data_ranks])
 
     def own_of_each_pass(self, micro_batches: Sequence[Part]) -> tuple[tuple[Part, bool], ...]:
         """Return the same with whether it counts: where the last pass has too few, some ranks repeat the last one.
 
         Each rank then runs as many passes as the others, which wait for one that gathers parameters with them.
         """
-        numbers = range(self.rank, math.ceil(len(micro_batches) / self.size) * self.size, self.size)
+        count = self.num_data_ranks
+        numbers = range(self.data_rank, math.ceil(len(micro_batches) / count) * count, count)
         last = len(micro_batches) - 1
         return tuple((micro_batches[min(number, last)], number <= last) for number in numbers)
 
@@ -67,10 +87,12 @@ class Ranks:
             self._emit(CollectiveEntered())
 
     def add(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over all ranks, without waiting for the device."""
+        """Replace a tensor, the same in a group, by its sum over all groups, without waiting for the device."""
         if self._has_group:
             self.entered()
             dist.all_reduce(tensor)
+            if self.tensor_parallel > 1:
+                tensor /= self.tensor_parallel
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest value of all ranks for each of these numbers, which are on the host."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from types import ModuleType
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from torch.optim import Optimizer
 
 from pipeline.base.contracts import Hardware, Model, Settings, Trainable
 from pipeline.base.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Context = Callable[[], AbstractContextManager[object]]
 """Makes a context manager."""
@@ -28,6 +31,10 @@ ROUNDOFF = {"fp32": 2.0**-17, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-
 def free_gradients(optimizer: Optimizer) -> None:
     """Free the gradients of an optimizer's parameters."""
     optimizer.zero_grad(set_to_none=True)
+
+
+def undivided(*_: object) -> None:
+    """Leave a part of the model as it is: each rank has all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,11 @@ class Step:
     """Entered around every forward pass of an optimizer step but the last one."""
     zero_gradients: Callable[[Optimizer], None] = free_gradients
     """Called after each update."""
+    divide: Callable[[nn.Module, "DeviceMesh"], None] = undivided
+    """Divides each matrix of a part of the model among the ranks of a mesh, and moves this rank's part to its device.
+
+    It is called with each layer, and then with the whole model.
+    """
 
     def with_forward_context(self, context: Context) -> Self:
         """Return a copy that enters `context` around every forward pass, inside the existing contexts."""
@@ -183,9 +195,12 @@ class Technique(Settings, ABC):
         """Whether apply() moves the model to its device, which otherwise has all of it from the start."""
         return False
 
-    @property
-    def num_groups(self) -> int:
-        """Groups of some of the ranks that each rank is in, of which NCCL makes a communicator."""
+    def num_groups(self, settings: Any) -> int:
+        """Groups of some of the ranks that each rank is in, of which NCCL makes a communicator.
+
+        `settings` has all settings of the run by name, as attributes.
+        """
+        del settings
         return 0
 
     @property
@@ -193,13 +208,14 @@ class Technique(Settings, ABC):
         """The number format in which it rounds, one of ROUNDOFF's; None if it leaves that open."""
         return None
 
-    def resolved(self) -> Self:
-        """Return a copy in which every derived setting has its value.
+    def resolved(self, settings: Any) -> Self:
+        """Return a copy in which every derived setting has its value; `settings` has all of the run, as attributes.
 
         Raises:
             InvalidInputError: the settings contradict each other.
 
         """
+        del settings
         return self
 
     def unsupported(self, hardware: Hardware) -> str | None:

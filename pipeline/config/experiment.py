@@ -11,6 +11,7 @@ import yaml
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.ranks import num_data_ranks
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
 from pipeline.base.user_functions import digest, is_function_name, module_digest
@@ -55,7 +56,7 @@ class Experiment:
     @cached_property
     def techniques(self) -> tuple[Technique, ...]:
         """Every technique with its settings, in the order in which they are applied; not all are active."""
-        return tuple(made.technique for made in _made(self.settings))
+        return tuple(_techniques(self.settings))
 
     @property
     def family(self) -> str:
@@ -98,6 +99,16 @@ class Experiment:
     def world_size(self) -> int:
         """Processes that train together."""
         return int(self.settings.world_size)  # type: ignore[attr-defined]
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Neighbouring processes that divide each matrix, and take the same sequences."""
+        return int(self.settings.tensor_parallel)  # type: ignore[attr-defined]
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Groups of processes that take sequences of their own."""
+        return num_data_ranks(self.world_size, self.tensor_parallel)
 
     @property
     def title(self) -> str:
@@ -143,7 +154,7 @@ class Experiment:
                 "allocator reserves more, and within a tight budget can run out of memory later"
             )
         if kind == "cuda" and self.world_size > 1:
-            note = note_on_communicators(1 + sum(technique.num_groups for technique in self.techniques))
+            note = note_on_communicators(1 + sum(each.num_groups(self.settings) for each in self.techniques))
             unseen.append(f"world_size={self.world_size}: predicted for one rank. {note}")
         return tuple(unseen)
 
@@ -295,8 +306,9 @@ def completed(settings: RunSettings) -> Experiment:
     device = find_device(settings.device)
     model = AUTO_MODEL[device.type] if settings.model == "auto" else settings.model
     derived: dict[str, Any] = {"device": str(device), "model": model}
-    for made in _made(settings):
-        derived |= made.resolved
+    for technique in _techniques(settings):
+        if (resolved := technique.resolved(settings)) is not technique:
+            derived |= resolved.model_dump()
     return Experiment(settings.model_copy(update=derived))
 
 
@@ -307,30 +319,18 @@ def _unknown_number_format(technique: Technique) -> str | None:
     return f"number_format of {type(technique).__name__} must be one of {', '.join(known)} or None, and is {its!r}"
 
 
-@dataclass(frozen=True)
-class _Made:
-    """A technique with its settings."""
-
-    technique: Technique
-
-    @cached_property
-    def resolved(self) -> dict[str, Any]:
-        """Its settings, with every derived one."""
-        return self.technique.resolved().model_dump()
-
-
-_MADE: dict[tuple[type[Technique], str], _Made] = {}
+_MADE: dict[tuple[type[Technique], str], Technique] = {}
 """Techniques by their class and the values of their settings: a space has few of each, and many combinations."""
 
 
-def _made(settings: RunSettings) -> list[_Made]:
+def _techniques(settings: RunSettings) -> list[Technique]:
     """Return every technique with its settings, sorted by stage and name."""
     made = []
     for _, kind in sorted(TECHNIQUES.items(), key=lambda item: (item[1].stage, item[0])):
         values = {name: getattr(settings, name) for name in kind.model_fields}
         key = kind, repr(values)
         if key not in _MADE:
-            _MADE[key] = _Made(kind(**values))
+            _MADE[key] = kind(**values)
         made.append(_MADE[key])
     return made
 

@@ -87,6 +87,7 @@ class RunOptions(TypedDict, total=False):
     reshard_after_forward: int | bool
     sharded_accumulation: bool
     sharded_offloading: bool
+    tensor_parallel: int
     weights: Literal["float32", "bfloat16", "bfloat16_master"]
     causal_lm: dict[str, Any]
     contrastive: dict[str, Any]

@@ -235,7 +235,7 @@ def facts_of(experiment: Experiment) -> Facts:
     return Facts(
         micro_batch_size=settings.micro_batch_size,
         accumulation_steps=experiment.accumulation_steps,
-        world_size=experiment.world_size,
+        world_size=experiment.num_data_ranks,
         effective_batch_size=experiment.effective_batch_size,
         precision=settings.precision,
         initial_loss_scale=settings.initial_loss_scale,

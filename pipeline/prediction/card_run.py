@@ -130,7 +130,7 @@ def _shortened(experiment: Experiment, prepared: Prepared) -> tuple[Experiment, 
         "gradient_underflow": False,
         "budget": None,
         "accumulation_steps": num_passes,
-        "effective_batch_size": num_passes * experiment.micro_batch_size * experiment.world_size,
+        "effective_batch_size": num_passes * experiment.micro_batch_size * experiment.num_data_ranks,
     }
     rows = RepeatedRow(prepared.train, torch.device("cpu"))
     short = Experiment(experiment.settings.model_copy(update=changes))

@@ -7,6 +7,7 @@ from pydantic import PositiveInt
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.ranks import data_ranks_in_settings, num_data_ranks
 from pipeline.base.technique import Mathematics, Step, Technique
 
 USUAL_MICRO_BATCH_SIZE = 8
@@ -14,16 +15,17 @@ USUAL_MICRO_BATCH_SIZE = 8
 
 
 class Accumulation(Technique):
-    """effective_batch_size = micro_batch_size x accumulation_steps x world_size, exactly."""
+    """effective_batch_size = micro_batch_size x accumulation_steps x world_size / tensor_parallel, exactly."""
 
     micro_batch_size: PositiveInt | None = None
     """Sequences in one forward pass; by default what the other numbers leave, or as many up to 8 as divide them."""
     accumulation_steps: PositiveInt | None = None
-    """Passes per optimizer step; by default effective_batch_size / (micro_batch_size x world_size), or 1."""
+    """Passes per optimizer step; by default what the other numbers leave, or 1."""
     effective_batch_size: PositiveInt | None = None
-    """Sequences in one optimizer step; by default micro_batch_size x accumulation_steps x world_size."""
+    """Sequences in one optimizer step; by default those of all passes: micro_batch_size x accumulation_steps x world_size
+    / tensor_parallel."""
     world_size: PositiveInt = 1
-    """Processes that train together (DistributedDataParallel), each on a GPU of its own, or on its share of the CPU."""
+    """Processes that train together, each on a GPU of its own, or on its share of the CPU."""
 
     @property
     def mathematics(self) -> Mathematics:
@@ -33,7 +35,7 @@ class Accumulation(Technique):
     @property
     def active(self) -> bool:
         """Whether an optimizer step has more than one forward pass."""
-        return self.world_size > 1 or (self.resolved().accumulation_steps or 1) > 1
+        return self.world_size > 1 or (self.accumulation_steps or 1) > 1
 
     @property
     def untimed(self) -> tuple[str, ...]:
@@ -53,34 +55,36 @@ class Accumulation(Technique):
             return (1,)
         return (*(2**power for power in range(count.bit_length()) if 2**power < count), count)
 
-    def resolved(self) -> Self:
+    def resolved(self, settings: Any) -> Self:
         """Return a copy with all four numbers; with world_size, two of the others must give the third exactly.
 
         Where only world_size does not divide the batch, conflict() refuses it: a space leaves such combinations out.
         """
         steps, effective = self.accumulation_steps, self.effective_batch_size
-        micro = self.micro_batch_size or self._default_micro_batch_size()
+        ranks = num_data_ranks(self.world_size, settings.tensor_parallel)
+        name = data_ranks_in_settings(settings.tensor_parallel)
+        micro = self.micro_batch_size or self._default_micro_batch_size(ranks)
         if effective is None:
             steps = steps or 1
-            effective = micro * steps * self.world_size
+            effective = micro * steps * ranks
         elif effective % micro:
             raise InvalidInputError(
                 f"micro_batch_size must divide effective_batch_size: {micro} does not divide {effective}; "
                 f"take one of {_divisors(effective)}"
             )
         elif steps is None:
-            steps = max(1, effective // (micro * self.world_size))
-        elif micro * steps * self.world_size != effective:
-            others = f" x {self.world_size}" if self.world_size > 1 else ""
+            steps = max(1, effective // (micro * ranks))
+        elif micro * steps * ranks != effective:
+            others = f" x {ranks}" if ranks > 1 else ""
             raise InvalidInputError(
-                f"micro_batch_size x accumulation_steps{' x world_size' if others else ''} must be "
+                f"micro_batch_size x accumulation_steps{f' x {name}' if others else ''} must be "
                 f"effective_batch_size: {micro} x {steps}{others} is not {effective}; leave accumulation_steps out and "
                 "it is derived"
             )
         numbers = {"micro_batch_size": micro, "accumulation_steps": steps, "effective_batch_size": effective}
         return self.model_copy(update=numbers)
 
-    def _default_micro_batch_size(self) -> int:
+    def _default_micro_batch_size(self, ranks: int) -> int:
         """Return what the other numbers leave of the batch, or the largest up to the usual one that divides it.
 
         Where world_size does not divide the batch it is 1, and conflict() says so.
@@ -89,14 +93,14 @@ class Accumulation(Technique):
         if effective is None:
             return USUAL_MICRO_BATCH_SIZE
         if steps is not None:
-            if effective % (steps * self.world_size):
+            if effective % (steps * ranks):
                 raise InvalidInputError(
                     f"accumulation_steps must divide effective_batch_size: {steps} does not divide "
-                    f"{effective // self.world_size}, the sequences of a process; take one of "
-                    f"{_divisors(effective // self.world_size)}, or leave it out"
+                    f"{effective // ranks}, the sequences of a process; take one of "
+                    f"{_divisors(effective // ranks)}, or leave it out"
                 )
-            return effective // (steps * self.world_size)
-        share = 1 if effective % self.world_size else effective // self.world_size
+            return effective // (steps * ranks)
+        share = 1 if effective % ranks else effective // ranks
         return max(size for size in range(1, min(share, USUAL_MICRO_BATCH_SIZE) + 1) if share % size == 0)
 
     def unsupported(self, hardware: Hardware) -> str | None:
@@ -112,13 +116,14 @@ class Accumulation(Technique):
         micro, world, effective = settings.micro_batch_size, self.world_size, settings.effective_batch_size
         if world == 1:
             return None
-        if effective % (micro * world):
-            remedy = f"set world_size to one of {_divisors(effective)}"
-            if effective % world == 0:
-                remedy = f"set micro_batch_size to one of {_divisors(effective // world)}"
+        ranks, name = num_data_ranks(world, settings.tensor_parallel), data_ranks_in_settings(settings.tensor_parallel)
+        if effective % (micro * ranks):
+            remedy = f"set {name} to one of {_divisors(effective)}"
+            if effective % ranks == 0:
+                remedy = f"set micro_batch_size to one of {_divisors(effective // ranks)}"
             return (
-                f"micro_batch_size x world_size must divide effective_batch_size: {micro} x {world} does not divide "
-                f"{effective}; {remedy}"
+                f"micro_batch_size x {name} must divide effective_batch_size: {micro} x {ranks} does "
+                f"not divide {effective}; {remedy}"
             )
         if settings.device not in ("auto", "cpu", "cuda", "cuda:0"):
             return (
@@ -129,9 +134,8 @@ class Accumulation(Technique):
 
     def apply(self, step: Step) -> Step:
         """Split every optimizer step into `accumulation_steps` passes of `micro_batch_size` sequences."""
-        split = self.resolved()
-        assert split.micro_batch_size is not None and split.accumulation_steps is not None  # resolved() has set them
-        return replace(step, micro_batch_size=split.micro_batch_size, accumulation_steps=split.accumulation_steps)
+        assert self.micro_batch_size is not None and self.accumulation_steps is not None  # resolved() has set them
+        return replace(step, micro_batch_size=self.micro_batch_size, accumulation_steps=self.accumulation_steps)
 
 
 def _divisors(number: int) -> str:

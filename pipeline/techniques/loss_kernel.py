@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Hardware, Head, Model
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.ranks import whole
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 from pipeline.data._support.sequences import IGNORED_LABEL
 from pipeline.models._support.heads import hidden_states, shifted_targets
@@ -180,19 +181,25 @@ def _loss(
     return kernel(hidden_NC, shifted_targets(batch), factor) / num_targets
 
 
+def _parameters(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Return the weight and bias of a head, gathered where ranks have divided it."""
+    return whole(layer.weight), None if layer.bias is None else whole(layer.bias)
+
+
 def _chunked(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, factor: Tensor) -> Tensor:
-    layer, chunk_tokens = head.layer, chunk or default_chunk_tokens(head.layer.in_features)
-    parts = (hidden_NC, layer.weight, layer.bias, targets_N)
+    chunk_tokens = chunk or default_chunk_tokens(head.layer.in_features)
+    parts = (hidden_NC, *_parameters(head.layer), targets_N)
     return chunked_cross_entropy(*parts, chunk_tokens, head.soft_cap, IGNORED_LABEL, factor)
 
 
 def _fused(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, _: Tensor) -> Tensor:
     chunk_tokens = chunk or default_chunk_tokens(head.layer.in_features)
+    weight, bias = _parameters(head.layer)
     return F.linear_cross_entropy(
         hidden_NC,
-        head.layer.weight,
+        weight,
         targets_N,
-        linear_bias=head.layer.bias,
+        linear_bias=bias,
         reduction="sum",
         ignore_index=IGNORED_LABEL,
         options=nn.LinearCrossEntropyOptions(batch_chunk_size=chunk_tokens),

@@ -32,15 +32,22 @@ class Reference(Technique):
         return Mathematics.DIFFERENT if self.active else Mathematics.EXACT
 
     def conflict(self, settings: Any) -> str | None:
-        """Return that nothing but DPO has a reference, or that a copy would not be sharded."""
+        """Return that nothing but DPO has a reference, or that a copy would not be divided among ranks."""
         if self.active and settings.task != "dpo":
             return (
                 f"reference=none is a setting of task=dpo, and task is {settings.task or 'none'}; set reference=frozen"
             )
-        if settings.task == "dpo" and not self.active and settings.adapter == "none" and settings.sharding != "none":
+        if settings.task != "dpo" or self.active or settings.adapter != "none":
+            return None
+        if settings.sharding != "none":
             return (
                 f"sharding={settings.sharding} shards the model that is trained, and not the frozen copy of task=dpo; "
                 "set adapter=lora, which needs no copy, reference=none, or sharding=none"
+            )
+        if settings.tensor_parallel > 1:
+            return (
+                f"tensor_parallel={settings.tensor_parallel} divides the model that is trained, and not the frozen "
+                "copy of task=dpo; set reference=none, or tensor_parallel=1"
             )
         return None
 

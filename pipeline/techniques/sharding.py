@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.ranks import data_ranks_in_settings, num_data_ranks
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
-from pipeline.techniques._support.data_parallel import LossModule, data_parallel
-
-NEEDS_WHOLE_PARAMETERS = {
-    "adamw_8bit": "bitsandbytes' 8-bit AdamW knows no parts (DTensor)",
-    "adafactor": "torch's Adafactor computes in place on norms of parts, which DTensor refuses",
-    "sgd": "torch's fused SGD knows no parts (DTensor)",
-}
-"""Optimizers that cannot update a part of a parameter as they would update all of it, and why."""
+from pipeline.techniques._support.data_parallel import (
+    NEEDS_WHOLE_PARAMETERS,
+    NOT_ON_CPU,
+    Accumulating,
+    LossModule,
+    data_parallel,
+    mesh_of,
+    parts_data_parallel,
+)
 
 IN_ACCELERATE = (
     "Accelerate, which makes the shards, sums gradients in the type of mixed precision, where float32 was measured; of "
@@ -63,9 +65,9 @@ class Sharding(Technique):
         """Each rank moves its part of a layer at a time, so that no device has the whole model."""
         return self.active
 
-    @property
-    def num_groups(self) -> int:
+    def num_groups(self, settings: Any) -> int:
         """The ranks of its copy and those with its part of each copy, and those that keep parts of a layer."""
+        del settings
         return 2 * (self.sharding_replicas > 1) + (not isinstance(self.reshard_after_forward, bool))
 
     @classmethod
@@ -87,7 +89,7 @@ class Sharding(Technique):
     def not_predicted(self, kind: str) -> str | None:
         """Return that fake tensors have no ranks, or what is not known of a host."""
         if self.active and kind == "cpu":
-            return f"sharding=fsdp: {_NOT_ON_CPU}"
+            return f"sharding=fsdp: {NOT_ON_CPU}"
         return _NOT_OF_HOST if self.sharded_offloading else None
 
     def conflict(self, settings: Any) -> str | None:
@@ -96,7 +98,14 @@ class Sharding(Technique):
             return self._needs_sharding()
         rule = "sharding=fsdp leaves each rank a part of every parameter"
         optimizer = settings.optimizer.removeprefix("paged_")
-        if settings.world_size == 1:
+        num_ranks = num_data_ranks(settings.world_size, settings.tensor_parallel)
+        if num_ranks == 1 and settings.tensor_parallel > 1:
+            return (
+                "sharding=fsdp divides what is left by tensor_parallel among the processes with other sequences, and "
+                f"tensor_parallel is {settings.tensor_parallel} and world_size {settings.world_size}; set world_size "
+                f"to a multiple of tensor_parallel, {2 * settings.tensor_parallel} or more, or sharding=none"
+            )
+        if num_ranks == 1:
             return (
                 "sharding=fsdp divides the model among the processes that train together, and world_size is 1; set "
                 "world_size=2 or more, or sharding=none"
@@ -116,7 +125,7 @@ class Sharding(Technique):
                 "activation_offloading=true would move the parameters that sharding=fsdp has gathered, which a layer "
                 "saves too; set checkpointing=offloaded and activation_offloading=false, or sharding=none"
             )
-        if reason := self._indivisible(settings.world_size):
+        if reason := self._indivisible(num_ranks, data_ranks_in_settings(settings.tensor_parallel)):
             return reason
         if reason := self._not_offloaded(settings):
             return reason
@@ -151,17 +160,17 @@ class Sharding(Technique):
                 return f"{given} is a setting of sharding=fsdp, and sharding is none; set sharding=fsdp"
         return None
 
-    def _indivisible(self, world_size: int) -> str | None:
+    def _indivisible(self, num_ranks: int, name: str) -> str | None:
         """Return that the ranks cannot be divided into so many copies, or those of a copy into so many parts."""
         replicas, reshards = self.sharding_replicas, self.reshard_after_forward
-        possible = [count for count in range(1, world_size // 2 + 1) if world_size % count == 0]
+        possible = [count for count in range(1, num_ranks // 2 + 1) if num_ranks % count == 0]
         if replicas not in possible:
             return (
-                f"sharding_replicas must divide world_size and leave each copy two ranks or more, and is {replicas} "
-                f"with world_size={world_size}; set it to {' or '.join(map(str, possible))}, or sharding=none, with "
+                f"sharding_replicas must divide {name} and leave each copy two ranks or more, and is {replicas} "
+                f"with {name}={num_ranks}; set it to {' or '.join(map(str, possible))}, or sharding=none, with "
                 "which each rank has a copy"
             )
-        num_parts = world_size // replicas
+        num_parts = num_ranks // replicas
         if isinstance(reshards, bool) or (1 < reshards < num_parts and num_parts % reshards == 0):
             return None
         numbers = [str(count) for count in range(2, num_parts) if num_parts % count == 0]
@@ -203,13 +212,10 @@ class Sharding(Technique):
         """Give each rank the whole model and all gradients, or its part of both."""
         if self.active:
             return _fully_sharded(step, self)
+        if step.ranks.tensor_parallel > 1:
+            return parts_data_parallel(step)
         return step if step.ranks.size == 1 else data_parallel(step)
 
-
-_NOT_ON_CPU = (
-    "not predicted on a CPU: fake tensors have no processes that exchange parts; a simulated card has (--gpu), and a "
-    "run measures it"
-)
 
 _NOT_OF_HOST = (
     "sharded_offloading=true: host memory is neither predicted nor part of a budget; in times, copies overlap with "
@@ -230,18 +236,18 @@ def _fully_sharded(step: Step, sharding: Sharding) -> Step:
 
     """
     if not step.ranks.has_group:
-        raise InvalidInputError(f"sharding=fsdp is {_NOT_ON_CPU}")
-    from torch.distributed.device_mesh import init_device_mesh
+        raise InvalidInputError(f"sharding=fsdp is {NOT_ON_CPU}")
     from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     ranks, replicas = step.ranks, sharding.sharding_replicas
-    shape, names = (replicas, ranks.size // replicas), ("replicate", "shard")
-    first = 1 if replicas == 1 else 0
-    mesh = init_device_mesh(step.device.type, shape[first:], mesh_dim_names=names[first:])
+    num_parts = ranks.num_data_ranks // replicas
+    whole_mesh = mesh_of(step, replicate=replicas, shard=num_parts, tensor=ranks.tensor_parallel)
+    mesh = whole_mesh["shard"] if replicas == 1 else whole_mesh["replicate", "shard"]
     policy = MixedPrecisionPolicy(param_dtype=_autocast_dtype(step), reduce_dtype=torch.float32)
     keeps = CPUOffloadPolicy(pin_memory=step.device.type == "cuda") if sharding.sharded_offloading else OffloadPolicy()
     with nullcontext() if isinstance(sharding.reshard_after_forward, bool) else _one_mesh_after_forward():
         for layer in step.trainable.layers:
+            step.divide(layer, whole_mesh)
             fully_shard(
                 layer,
                 mesh=mesh,
@@ -249,6 +255,7 @@ def _fully_sharded(step: Step, sharding: Sharding) -> Step:
                 mp_policy=policy,
                 offload_policy=keeps,
             )
+    step.divide(step.trainable.module, whole_mesh)
     loss = LossModule(step.trainable)
     as_they_are = replace(policy, cast_forward_inputs=False)  # a batch may have targets in float32
     root = fully_shard(loss, mesh=mesh, reshard_after_forward=False, mp_policy=as_they_are, offload_policy=keeps)
@@ -257,21 +264,12 @@ def _fully_sharded(step: Step, sharding: Sharding) -> Step:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # Gloo has no multiplication before its sum
 
-    is_accumulating = False
-
-    @contextmanager
-    def accumulation() -> Iterator[None]:
-        nonlocal is_accumulating
-        is_accumulating = True
-        try:
-            yield
-        finally:
-            is_accumulating = False
+    accumulation = Accumulating()
 
     def loss_of(_: nn.Module, batch: Batch, num_targets: int) -> Tensor:
         ranks.entered()
-        root.set_requires_gradient_sync(sharding.sharded_accumulation or not is_accumulating)
-        root.set_requires_all_reduce(not is_accumulating)
+        root.set_requires_gradient_sync(sharding.sharded_accumulation or not accumulation.is_entered)
+        root.set_requires_all_reduce(not accumulation.is_entered)
         computed: Tensor = loss(batch, num_targets)
         return computed
 

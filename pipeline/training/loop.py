@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from pipeline.base.contracts import Prepared, Sequences, split
-from pipeline.base.ranks import CollectiveEntered, Ranks
+from pipeline.base.ranks import CollectiveEntered
 from pipeline.base.results import Finished, MemoryUse, StepRecord
 from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
@@ -30,6 +30,7 @@ from pipeline.training.step import (
     gradient_underflow_percent,
     on_device,
     optimizer_step,
+    ranks_of,
     unmarked,
 )
 
@@ -68,14 +69,14 @@ def train(
         DivergedError: a loss was infinite or NaN; the steps before it have been emitted.
 
     """
-    settings, ranks = experiment.settings, Ranks(experiment.world_size, emit)
+    settings, ranks = experiment.settings, ranks_of(experiment, emit)
     meter = make_meter(experiment.device)
     occupy(experiment.device, experiment.budget_bytes)
     try:
         torch.manual_seed(settings.seed)
         step = build_step(experiment, prepared, build, ranks)
-        if ranks.rank:  # the weights are those of all ranks, and the dropout is its own
-            torch.manual_seed(settings.seed + ranks.rank)
+        if ranks.data_rank:  # the weights are those of all ranks, and the dropout is that of its sequences
+            torch.manual_seed(settings.seed + ranks.data_rank)
         meter.mark(0, "load")
         optimizer = step.make_optimizer(step.trainable.module)
         with step.run_context():

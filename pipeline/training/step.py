@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW, Optimizer
 
 from pipeline.base.contracts import Batch, Prepared, Sequences, Trainable
-from pipeline.base.ranks import Ranks, whole
+from pipeline.base.ranks import CollectiveEntered, Ranks, whole
 from pipeline.base.technique import MakeOptimizer, Step, Technique
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
@@ -86,11 +86,16 @@ def moved(experiment: Experiment, trainable: Trainable) -> Trainable:
     return trainable
 
 
+def ranks_of(experiment: Experiment, emit: Callable[[CollectiveEntered], Any] = lambda _: None) -> Ranks:
+    """Return the processes that train together."""
+    return Ranks(experiment.world_size, emit, experiment.tensor_parallel)
+
+
 def build_step(
     experiment: Experiment, prepared: Prepared, build: Build = on_device, ranks: Ranks | None = None
 ) -> Step:
     """Build the model and return its Step, with every technique applied, for this process as one of `ranks`."""
-    trainable, ranks = build(experiment, prepared), ranks or Ranks(experiment.world_size)
+    trainable, ranks = build(experiment, prepared), ranks or ranks_of(experiment)
     refuse_other_weights(trainable.module, ranks)
     step = Step(
         trainable=trainable,
@@ -176,7 +181,7 @@ def _clip_gradients(step: Step, max_grad_norm: float | None) -> Tensor:
 def evaluate(step: Step, held_out: Sequences, eval_steps: int) -> float:
     """Return the mean loss per target over the first held-out sequences, at most `eval_steps` effective batches."""
     module = step.trainable.module
-    effective_batch_size = step.micro_batch_size * step.accumulation_steps * step.ranks.size
+    effective_batch_size = step.micro_batch_size * step.accumulation_steps * step.ranks.num_data_ranks
     count = min(len(held_out), eval_steps * effective_batch_size)
     total = torch.zeros((), device=step.device)
     num_targets = 0

@@ -24,7 +24,7 @@ def trace(experiment: Experiment, prepared: Prepared) -> Timeline:
 
     """
     num_rows = experiment.effective_batch_size
-    size = experiment.micro_batch_size * experiment.world_size
+    size = experiment.micro_batch_size * experiment.num_data_ranks
     if num_rows > STEADY_STEPS * size:
         fewer = {"accumulation_steps": STEADY_STEPS, "effective_batch_size": STEADY_STEPS * size}
         short = Experiment(experiment.settings.model_copy(update=fewer))

@@ -1,8 +1,11 @@
 """Data parallelism: torch's DistributedDataParallel around the loss of a step, for all ranks of a run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +18,22 @@ from pipeline.base.contracts import Batch, Trainable
 from pipeline.base.ranks import Ranks
 from pipeline.base.technique import Step
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+NEEDS_WHOLE_PARAMETERS = {
+    "adamw_8bit": "bitsandbytes' 8-bit AdamW knows no parts (DTensor)",
+    "adafactor": "torch's Adafactor computes in place on norms of parts, which DTensor refuses",
+    "sgd": "torch's fused SGD knows no parts (DTensor)",
+}
+"""Optimizers that cannot update a part of a parameter as they would update all of it, and why."""
+NOT_ON_CPU = (
+    "not predicted on a CPU: fake tensors have no processes that exchange parts; a simulated card has (--gpu), and a "
+    "run measures it"
+)
+"""Why the memory of parts is not predicted there."""
+
 
 class LossModule(nn.Module):
     """The loss of a model as a module, so that whatever it calls of the model is inside the module's forward pass."""
@@ -26,6 +45,21 @@ class LossModule(nn.Module):
     def forward(self, batch: Batch, num_targets: int) -> Tensor:
         """Return the loss of a micro-batch."""
         return self._loss(self.model, batch, num_targets)
+
+
+class Accumulating:
+    """The context of the forward passes of an optimizer step but the last one; it tells whether it is entered."""
+
+    is_entered = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Enter it."""
+        self.is_entered = True
+        try:
+            yield
+        finally:
+            self.is_entered = False
 
 
 def data_parallel(step: Step) -> Step:
@@ -60,6 +94,44 @@ def data_parallel(step: Step) -> Step:
         accumulation_context=loss.no_sync,
         zero_gradients=zero_gradients,
     )
+
+
+def mesh_of(step: Step, **sizes: int) -> "DeviceMesh":
+    """Return all ranks as a mesh with axes of these names and sizes, without those of one rank."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    axes = {name: size for name, size in sizes.items() if size > 1}
+    return init_device_mesh(step.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def parts_data_parallel(step: Step) -> Step:
+    """Return a step whose matrices are divided, and whose gradients are summed over the ranks with the same parts.
+
+    They are summed in the last backward pass of an optimizer step, each as soon as it is there: DistributedDataParallel
+    knows no parts (DTensor).
+    """
+    ranks, accumulation, is_last = step.ranks, Accumulating(), False
+
+    def sum_gradient(parameter: Tensor) -> None:
+        if is_last:
+            gradient: Any = parameter.grad
+            dist.all_reduce(gradient.to_local(), group=group)
+
+    mesh = mesh_of(step, data=ranks.num_data_ranks, tensor=ranks.tensor_parallel)
+    step.divide(step.trainable.module, mesh)
+    if ranks.num_data_ranks > 1:
+        group = mesh["data"].get_group()
+        for parameter in step.trainable.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(sum_gradient)  # type: ignore[no-untyped-call]
+
+    def loss_of(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+        nonlocal is_last
+        ranks.entered()
+        is_last = not accumulation.is_entered
+        return step.trainable.loss(module, batch, num_targets)
+
+    return replace(step, trainable=replace(step.trainable, loss=loss_of), accumulation_context=accumulation)
 
 
 def refuse_other_weights(module: nn.Module, ranks: Ranks) -> None:
