@@ -22,8 +22,8 @@ class Accumulation(Technique):
     accumulation_steps: PositiveInt | None = None
     """Passes per optimizer step; by default what the other numbers leave, or 1."""
     effective_batch_size: PositiveInt | None = None
-    """Sequences in one optimizer step; by default those of all passes: micro_batch_size x accumulation_steps x world_size
-    / tensor_parallel."""
+    """Sequences in one optimizer step; by default those of all passes, micro_batch_size x accumulation_steps x
+    world_size / tensor_parallel."""
     world_size: PositiveInt = 1
     """Processes that train together, each on a GPU of its own, or on its share of the CPU."""
 
