@@ -293,5 +293,7 @@ def _sizes(model: nn.Module, plan: Mapping[str, str]) -> dict[str, int]:
             weight: Any = module.weight
             widths[f"{'output' if cut.gives_part else 'input'} of {_starred(name)}"] = weight.shape[cut.axis]
     config: Any = getattr(model, "config", None)
+    if hasattr(config, "get_text_config"):  # of a model of images and texts
+        config = config.get_text_config()
     heads = {head: number for head in HEADS if isinstance(number := getattr(config, head, None), int)}
     return heads | widths if widths else {}
