@@ -160,6 +160,8 @@ class _Division:
         """Divide a part of the model among the ranks of the axis `tensor`, but for what has been divided before."""
         from torch.distributed.tensor import DTensor
 
+        parents = {child: parent for parent in part.modules() for child in parent.children()}
+        readers = dict[nn.Module, _Reader]()
         for module in part.modules():
             parameters = {name: one for name, one in module._parameters.items() if one is not None}
             if any(isinstance(one, DTensor) for one in parameters.values()):
@@ -170,8 +172,13 @@ class _Division:
                 module._parameters[name] = self._own(parameter, axis, mesh["tensor"])
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.to(self._device)
-            if parameters:
-                module.forward = _on_whole(module, cut) if cut.axis is None else _on_part(module, cut, mesh["tensor"])
+            if parameters and cut.axis is None:
+                module.forward = _on_whole(module, cut)
+            elif parameters:
+                parent = parents.get(module, module)
+                if parent not in readers:
+                    readers[parent] = _Reader(parent, mesh["tensor"])
+                module.forward = _on_part(module, cut, readers[parent])
 
     def _own(self, parameter: nn.Parameter, axis: int | None, mesh: "DeviceMesh") -> nn.Parameter:
         """Return this rank's part of a parameter, on its device; one that several modules have is divided once."""
@@ -194,15 +201,37 @@ class _Division:
         return made
 
 
-def _on_part(module: nn.Module, cut: Cut, mesh: "DeviceMesh") -> Callable[[Tensor], Tensor]:
+class _Reader:
+    """Makes DTensors of what the modules of a parent read: one of each tensor, so that its gradient is summed once."""
+
+    def __init__(self, parent: nn.Module, mesh: "DeviceMesh") -> None:
+        self._mesh = mesh
+        self._last: tuple[Tensor, Any] | None = None
+        parent.register_forward_hook(self._forget, always_call=True)
+
+    def _forget(self, *_: object) -> None:
+        self._last = None
+
+    def read(self, given: Tensor, is_part: bool) -> Any:
+        """Return a tensor that each rank has, or has a part of, as a DTensor."""
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        if is_part or torch.compiler.is_compiling():
+            return DTensor.from_local(given, self._mesh, [Shard(-1) if is_part else Replicate()], run_check=False)
+        if self._last is None or self._last[0] is not given:
+            self._last = given, DTensor.from_local(given, self._mesh, [Replicate()], run_check=False)
+        return self._last[1]
+
+
+def _on_part(module: nn.Module, cut: Cut, reader: _Reader) -> Callable[[Tensor], Tensor]:
     """Return the forward pass of a divided module."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import Replicate, Shard
 
     forward, whole, last = module.forward, [Replicate()], [Shard(-1)]
 
     @wraps(forward)
     def on_part(given: Tensor) -> Tensor:
-        taken = DTensor.from_local(given, mesh, last if cut.takes_part else whole, run_check=False)
+        taken = reader.read(given, cut.takes_part)
         output = forward(taken.redistribute(placements=last) if cut.axis == 1 else taken)
         local: Tensor = output.redistribute(placements=last if cut.gives_part else whole).to_local()
         return local
