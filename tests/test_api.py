@@ -88,6 +88,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     assert len(project.children_of(project.parent_of("search"))) == 2
 
 
+@pytest.mark.slow
 def test_the_python_of_the_page_on_predictions_runs(tmp_path: Path) -> None:
     [block] = BLOCKS["docs/prediction.md"]
     *rows, breakdown = output_of(block, Project.copy(tmp_path))

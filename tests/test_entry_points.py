@@ -242,6 +242,7 @@ def test_exact_params_of_one_run(project: Project, done: Done) -> None:
         "optimizer_in_backward": "False",
         "optimizer": "adamw",
         "sharding": "none",
+        "tensor_parallel": "1",
         "weights": "float32",
         "adapter": "none",
         "precision": "bf16",

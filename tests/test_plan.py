@@ -244,7 +244,7 @@ def test_ctrl_c_leaves_nothing(project: Project) -> None:
     cache = own_cache(project.folder / "cache")
     project.environment["FITPROOF_CACHE"] = str(cache)
     before = len(project.runs())
-    words = ["python", "-m", "fitproof", "plan", "--gpu", "t4", "--model", "gpt2-large"]
+    words = ["python", "-m", "fitproof", "plan", "--gpu", "t4", "--model", "gpt2-medium"]
     with started(project, *words) as process:
         wait_for(lambda: any(cache.glob("prediction-*")), "the first prediction")
         os.killpg(process.pid, signal.SIGINT)

@@ -22,6 +22,8 @@ from pipeline.config.variants import read_yaml
 
 MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())
 OTHER_TRAININGS = {lever.technique for lever in LEVERS} - {lever.technique for lever in LEVERS if lever.same_training}
+OF_SEVERAL_PROCESSES = ("sharding", "tensor_parallel")
+"""Techniques whose baseline is a training in several processes."""
 
 
 def test_conda_and_pip_install_the_same() -> None:
@@ -42,9 +44,10 @@ def test_mlproject_declares_every_entry_point() -> None:
     assert sorted(MLPROJECT["entry_points"]) == sorted([*entry_points(), *TOOLS])
 
 
-@pytest.mark.parametrize("technique", [name for name in TECHNIQUES if name not in (*OTHER_TRAININGS, "sharding")])
+@pytest.mark.parametrize(
+    "technique", [name for name in TECHNIQUES if name not in (*OTHER_TRAININGS, *OF_SEVERAL_PROCESSES)]
+)
 def test_the_levers_have_every_technique_that_keeps_the_training(technique: str) -> None:
-    """Sharding has another baseline: a training in several processes."""
     variants = read_yaml(FOLDER / "levers.yaml")["comparisons"]["alone"]["variants"].values()
     assert any(set(variant) & set(TECHNIQUES[technique].model_fields) for variant in variants)
 
