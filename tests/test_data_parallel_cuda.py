@@ -18,7 +18,7 @@ CONFIGURATIONS = (
     {"sharding": "fsdp", "sharding_replicas": 2, "world_size": 4, "micro_batch_size": 1},
     {"sharding": "fsdp", "sharded_offloading": True, "precision": "bf16"},
     {"sharding": "fsdp", "reshard_after_forward": 2, "world_size": 4, "micro_batch_size": 1, "precision": "bf16"},
-    {"model": "qwen3-nano", "tensor_parallel": 2, "micro_batch_size": 4, "checkpointing": "every_layer"},
+    {"model": "qwen3-nano", "tensor_parallel": 2, "micro_batch_size": 4, "loss_kernel": "chunked"},
     {"model": "qwen3-nano", "tensor_parallel": 2, "world_size": 4, "sharding": "fsdp", "precision": "bf16"},
 )
 
