@@ -1,7 +1,7 @@
 # make search    the main job: the fastest configuration that fits a memory budget
 # make quick     lint, types, layers, and one test case of each promise: before each commit
 # make test      lint, types, layers, and one test case for each part (torch's CUDA build, 1.9 GB in .venv-cuda; no GPU)
-# make test-all  the same with the full matrices
+# make test-all  the same with the full matrices, and all tests marked gpu on a simulated card
 # make test-cuda the tests marked gpu, on simulated cards (1.9 GB in .venv-cuda; needs gcc, no GPU)
 # make test-cluster four ranks, many workers, and the faults of several: a Ray cluster, PostgreSQL and MLflow's server that die (needs PostgreSQL)
 # make evidence  all that needs a GPU, in at most 9 minutes; the next call goes on where this one stopped
@@ -36,6 +36,7 @@ test: check $(CUDA_INSTALLED)
 
 test-all: check $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)
+	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m gpu
 
 test-cluster: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py

@@ -201,7 +201,8 @@ ON_CARDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not IS_SIMULATED, reason="the processes that it starts need the simulated cards' environment")
-@pytest.mark.parametrize("name", ["h200", "a100", "t4"])
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("name", ["t4", "h200", "a100"])
 def test_peaks_on_cards_are_predicted(name: str) -> None:
     size = {"num_layers": 3, "width": 512, "num_heads": 8}
     shared: dict[str, Any] = {
