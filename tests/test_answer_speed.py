@@ -68,7 +68,7 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
     least, most = min(speeds_of(found, BEST)), max(speeds_of(found, BEST))
     is_noisy = most > (1 + NOISY) * least
     assert (f"the answer's runs: {least:,.0f} to {most:,.0f}" in report.headlines[1].detail) is is_noisy
-    assert "Speeds are noisy" in report.answer or not is_noisy
+    assert "Speeds are noisy" in report.answer or "the noise of this machine" in report.answer or not is_noisy
     [point] = [one for one in configurations_of(found) if one.choice == BEST]
     assert point.speed == pytest.approx(speed) and f"{speed:,.0f} tokens/s" in point.about
     shown = set(re.findall(r"[\d,]+ tokens/s", to_markdown(report)))

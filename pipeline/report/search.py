@@ -89,8 +89,10 @@ def _proof(findings: SearchFindings) -> str:
 
 
 def _noise(findings: SearchFindings) -> str:
-    """Return how noisy the speeds are, as a sentence after another one; empty if they are not."""
-    if findings.greatest_spread < NOISY:
+    """Return how noisy the speeds are, as a sentence after another one; empty if they are not, or the bound says it."""
+    if findings.greatest_spread < NOISY or (
+        findings.certificate is not None and findings.certificate.is_limited_by_noise
+    ):
         return ""
     return (
         f" Speeds are noisy: one configuration was {100 * findings.greatest_spread:.0f} % faster in one run than in "
