@@ -29,6 +29,7 @@ def write_answer(problem: Problem, choice: Choice, findings: SearchFindings, job
 def _write_experiment(experiment: Experiment, findings: SearchFindings, job: Any) -> SearchFindings:
     """Log best.yaml, and the files that train the answer in other frameworks; an export that fails is reported."""
     from pipeline.export.write import export_files
+    from pipeline.report.page import HANDOVER
 
     _write(job, "best.yaml", experiment.to_yaml())
     note = published_type_note(experiment)
@@ -40,7 +41,7 @@ def _write_experiment(experiment: Experiment, findings: SearchFindings, job: Any
         kind = "" if isinstance(error, InvalidInputError) else f"{type(error).__name__}: "
         notes.append(f"the answer cannot be exported: {kind}{first_line(error)}")
     for name, content in files.items():
-        job.file(f"handover/{name}", content, "handover")
+        job.file(f"{HANDOVER}/{name}", content, HANDOVER)
     return replace(findings, notes=(*findings.notes, *notes))
 
 

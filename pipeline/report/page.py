@@ -85,9 +85,9 @@ class Source:
         return sorted(one.name for one in self.folder.iterdir() if one.is_file() and one.name not in (PAGE, UNSENT))
 
     @property
-    def has_handover(self) -> bool:
-        """Whether files that train the answer elsewhere are beside the page."""
-        return (self.folder / HANDOVER).is_dir()
+    def handover(self) -> str | None:
+        """The name of the folder of files that train the answer elsewhere; None if there is none beside the page."""
+        return HANDOVER if (self.folder / HANDOVER).is_dir() else None
 
     @property
     def address(self) -> str:

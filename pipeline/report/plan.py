@@ -82,16 +82,21 @@ def _lead(cards: Sequence[CardPlan]) -> str:
         what, those = "longest sequences, of equal ones the fastest, are those", "longest sequences that are"
     if len(cards) == 1:
         return f"Start with {start}: the {those} predicted to fit. {ESTIMATED}"
-    is_alike = card.kind is None and card.lengths_up_to is None
-    slower = [
+    if card.kind is None and card.lengths_up_to is None:
+        start += _against_others(card, best, cards)
+    without = [card.name for card in cards if card.recommended is None]
+    nothing = f" Nothing fits {', '.join(without)}." if without else ""
+    return f"The {what} on {card.name}: {start}.{nothing} {ESTIMATED}"
+
+
+def _against_others(card: CardPlan, best: PlannedRow, cards: Sequence[CardPlan]) -> str:
+    """Return how many times as fast a card's start is as those of other cards, after another clause."""
+    factors = [
         f"{best.tokens_per_second / other.recommended.tokens_per_second:.1f} x that of {other.name}"
         for other in cards
         if other.recommended is not None and other.card != card.card
     ]
-    start += f", {' and '.join(slower)}" if slower and is_alike else ""
-    without = [card.name for card in cards if card.recommended is None]
-    nothing = f" Nothing fits {', '.join(without)}." if without else ""
-    return f"The {what} on {card.name}: {start}.{nothing} {ESTIMATED}"
+    return f", {' and '.join(factors)}" if factors else ""
 
 
 def _first(cards: Sequence[CardPlan]) -> tuple[CardPlan, PlannedRow]:

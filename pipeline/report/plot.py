@@ -40,6 +40,7 @@ LABEL_PIXELS = 180
 LEAST_MIB = 0.001
 """A smaller size is not written in digits."""
 CHARACTER_PIXELS = 7
+"""Width of a character of a label, about."""
 LINE_PIXELS = 15
 """Height of a line of text."""
 TEXT = {"labelColor": "currentColor", "titleColor": "currentColor"}

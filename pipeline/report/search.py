@@ -24,7 +24,6 @@ from pipeline.searching.results import (
     one_per_configuration,
     pareto_front,
     speed_number,
-    speeds,
 )
 from pipeline.training.metrics import limited_peak_mib
 
@@ -90,13 +89,16 @@ def _proof(findings: SearchFindings) -> str:
 
 def _noise(findings: SearchFindings) -> str:
     """Return how noisy the speeds are, as a sentence after another one; empty if they are not, or the bound says it."""
-    if findings.greatest_spread < NOISY or (
-        findings.certificate is not None and findings.certificate.is_limited_by_noise
-    ):
+    certificate = findings.certificate
+    if certificate is not None and certificate.limit is not None and not certificate.is_limited_by_trials:
+        return ""
+    ranges = [findings.speed_range(row.choice) for row in one_per_configuration(findings.rows)]
+    spread = max((fastest / slowest - 1 for slowest, fastest in filter(None, ranges)), default=0.0)
+    if spread < NOISY:
         return ""
     return (
-        f" Speeds are noisy: one configuration was {100 * findings.greatest_spread:.0f} % faster in one run than in "
-        "another, as beside other load; the same search on a quiet machine is surer."
+        f" Speeds are noisy: one configuration was {100 * spread:.0f} % faster in one run than in another, as beside "
+        "other load; the same search on a quiet machine is surer."
     )
 
 
@@ -113,7 +115,7 @@ def _tightened(findings: SearchFindings, certificate: Certificate) -> str:
 
 def search_report(findings: SearchFindings) -> Report:
     """Return the report; at least one trial must have been measured."""
-    best = findings.best
+    best, varied = findings.best, _varied(findings)
     configurations = configurations_of(findings)
     plane = plane_plot(findings, configurations)
     plots = (
@@ -136,7 +138,7 @@ def search_report(findings: SearchFindings) -> Report:
             Section(title="trials", tables=_tables(findings), notes=findings.notes),
         ),
         environment=findings.environment,
-        settings={name: value for name, value in findings.settings.items() if name not in _varied(findings)},
+        settings={name: value for name, value in findings.settings.items() if name not in varied},
     )
 
 
@@ -190,10 +192,10 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
 
 def _range(findings: SearchFindings, best: Trial) -> str:
     """Return between which speeds the runs of the answer lie, after another clause; empty if they are alike."""
-    if findings.spread_of(best.choice) < NOISY:
+    found = findings.speed_range(best.choice)
+    if found is None or found[1] / found[0] - 1 < NOISY:
         return ""
-    found = speeds(best.choice, findings.rows, findings.extra)
-    slowest, fastest = (speed_number(speed, findings.unit) for speed in (min(found), max(found)))
+    slowest, fastest = (speed_number(speed, findings.unit) for speed in found)
     return f"; the answer's runs: {slowest} to {fastest}"
 
 

@@ -133,11 +133,6 @@ class Certificate:
         return self.remaining_improvement is not None and self.remaining_improvement > self.gap
 
     @property
-    def is_limited_by_noise(self) -> bool:
-        """Whether the noise of measurements keeps the bound above `gap`."""
-        return self.bound is not None and self.bound > self.gap and not self.is_limited_by_trials
-
-    @property
     def limit(self) -> str | None:
         """What keeps the bound above `gap`, in words; None if nothing does."""
         remaining = self.remaining_improvement

@@ -355,16 +355,10 @@ class SearchFindings:
         """Return the speed of a configuration by all of its runs that count."""
         return speed_of(choice, self.rows, self.extra)
 
-    @property
-    def greatest_spread(self) -> float:
-        """By which fraction the fastest run of a configuration is faster than its slowest one, at most."""
-        spreads = (self.spread_of(row.choice) for row in one_per_configuration(self.rows))
-        return max(spreads, default=0.0)
-
-    def spread_of(self, choice: Mapping[str, Any]) -> float:
-        """Return by which fraction the fastest run of a configuration is faster than its slowest one."""
+    def speed_range(self, choice: Mapping[str, Any]) -> tuple[float, float] | None:
+        """Return the speeds of the slowest and of the fastest run of a configuration; None if none completed."""
         found = speeds(choice, self.rows, self.extra)
-        return max(found) / min(found) - 1 if found else 0.0
+        return (min(found), max(found)) if found else None
 
     def speed_text(self, speed: float) -> str:
         """Return a speed with its unit."""

@@ -5,8 +5,7 @@ find_unused_parameters. The sums themselves take no memory: they are computed in
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 
 from pipeline.base.units import MIB
+from pipeline.techniques._support.data_parallel import Accumulating
 
 LIMITS = [1 * MIB, 25 * MIB]
 """Bytes from which on a bucket is full: of the first one, and of all others (dist._DEFAULT_FIRST_BUCKET_BYTES, DDP)."""
@@ -28,7 +28,9 @@ class GradientBuckets(nn.Module):
         self.module = module
         self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._arrived: list[int] = []
-        self._synchronizes, self._is_synchronized, self._is_final = True, False, False
+        self.no_sync = Accumulating()
+        """Entered around a forward pass whose backward pass is not synchronized."""
+        self._is_synchronized, self._is_final = False, False
         self._allocate(range(len(self._trained)), [sys.maxsize])
         for number, parameter in enumerate(self._trained):
             parameter.register_post_accumulate_grad_hook(partial(self._note, number))  # type: ignore[no-untyped-call]
@@ -38,17 +40,8 @@ class GradientBuckets(nn.Module):
         if self._arrived and not self._is_final and torch.is_grad_enabled():
             self._allocate(self._arrived, LIMITS)
             self._is_final = True
-        self._is_synchronized = self._synchronizes
+        self._is_synchronized = not self.no_sync.is_entered
         return self.module(*args)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Make the backward pass of a forward pass inside this context one that is not synchronized."""
-        self._synchronizes = False
-        try:
-            yield
-        finally:
-            self._synchronizes = True
 
     def register_comm_hook(self, *_: object) -> None:
         """Do nothing: nothing is communicated."""
