@@ -85,7 +85,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     more = f" (all fit more than {most_mib:,})" if budget_mib > most_mib else ""
     bound = alt.param(
         name="budget",
-        value=round(min(budget_mib, most_mib), 2),
+        value=round(budget_mib, 2),  # which may be beyond the end of the range: colours are shares of it
         bind=alt.binding_range(min=0, max=most_mib, step=step, name=f"budget, MiB{more}"),
     )
     marked = alt.param(name="marked", value=[rows.index(start) if start is card.recommended else -1])
@@ -113,7 +113,10 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         .mark_rect(filled=False, stroke=colour(2), strokeWidth=4, cornerRadius=3),
         data=data(cells, "configurations"),
     ).add_params(bound, marked, *chosen)
-    title = f"predicted peak in {unit}, by micro-batch and checkpointing: blue fits the budget, red does not"
+    title = (
+        f"predicted peak in {unit}, by micro-batch and checkpointing: blue fits the budget (at first "
+        f"{short(card.budget_bytes / unit_bytes)} {unit}), red does not"
+    )
     title += "; green frame: start here" if card.recommended else ""
     if num_left := len(card.rows) - len(rows):
         title += f" ({num_left:,} slower configurations are only in the table)"
