@@ -3,7 +3,7 @@
 # make test      lint, types, layers, and one test case for each part (torch's CUDA build, 1.9 GB in .venv-cuda; no GPU)
 # make test-all  the same with the full matrices, and all tests marked gpu on a simulated card
 # make test-cuda the tests marked gpu, on simulated cards (1.9 GB in .venv-cuda; needs gcc, no GPU)
-# make test-cluster four ranks, many workers, and the faults of several: a Ray cluster, PostgreSQL and MLflow's server that die (needs PostgreSQL)
+# make test-cluster four ranks, two machines, many workers, and the faults of several: a Ray cluster, PostgreSQL and MLflow's server that die (needs PostgreSQL and ip)
 # make evidence  all that needs a GPU, in at most 9 minutes; the next call goes on where this one stopped
 # make ui        the MLflow UI, opened on the runs of the experiment
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
@@ -39,7 +39,7 @@ test-all: check $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m gpu
 
 test-cluster: .venv/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py tests/test_machines.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks
 
 test-cuda: $(CUDA_INSTALLED)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from pipeline.base.errors import InvalidInputError, close_to, did_you_mean
+from pipeline.base.machines import check_started_by_torchrun
 from pipeline.config.entry_points import (
     ALIASES,
     BEST_FILE,
@@ -211,6 +212,7 @@ def _run_entry_point(entry: str, words: list[str]) -> int:
     from pipeline.base.progress import listening, progress
     from pipeline.jobs.progress_bar import ProgressBar
 
+    check_started_by_torchrun(entry)
     console = _console()
     console.print(f"fitproof {entry}: {questions()[entry]}", style="dim", highlight=False, soft_wrap=True)
     with listening(ProgressBar(console)):

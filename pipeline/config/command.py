@@ -57,9 +57,9 @@ class Command:
         return scripts[0] if scripts else " ".join(self.words[:2])
 
     @property
-    def num_started(self) -> int:
-        """One: the command starts its other processes itself."""
-        return 1
+    def num_ranks_here(self) -> int:
+        """None: the command starts its ranks itself."""
+        return 0
 
     @property
     def accumulation_steps(self) -> int | None:

@@ -11,6 +11,7 @@ import yaml
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.machines import this_machine
 from pipeline.base.ranks import num_data_ranks
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
@@ -116,9 +117,9 @@ class Experiment:
         return self.settings.model
 
     @property
-    def num_started(self) -> int:
-        """Processes that are started for it: one for each rank."""
-        return self.world_size
+    def num_ranks_here(self) -> int:
+        """Ranks that are started on this machine; 0 where one process trains alone."""
+        return this_machine().num_ranks(self.world_size) if self.world_size > 1 else 0
 
     @property
     def num_steps(self) -> int:
@@ -254,7 +255,7 @@ class Experiment:
     def num_threads(self) -> int | None:
         """Threads of a rank on a CPU, whose cores the ranks share; None if it is torch's own choice."""
         is_shared = self.world_size > 1 and self.device.type == "cpu"
-        return max(1, num_cores() // self.world_size) if is_shared else None
+        return max(1, num_cores() // self.num_ranks_here) if is_shared else None
 
     def params(self) -> dict[str, Any]:
         """Return every setting that the run uses by its dotted name, and digests of the user's code that it uses."""

@@ -24,8 +24,8 @@ class Runnable(Protocol):
         """Sequences in one optimizer step."""
 
     @property
-    def num_started(self) -> int:
-        """Processes that Fitproof starts to train together: a command starts its own."""
+    def num_ranks_here(self) -> int:
+        """Ranks that Fitproof starts on this machine; 0 where its process trains alone, or starts its own ranks."""
 
     @property
     def budget_bytes(self) -> int | None:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from pipeline.base.machines import this_machine
 from pipeline.base.progress import Advance, progress
 from pipeline.base.results import Result, StepRecord
 from pipeline.config.experiment import Experiment, notes_on
 from pipeline.config.variants import Comparison, EntryPoint, Variant
 from pipeline.jobs.live_page import LivePage
+from pipeline.jobs.machines import agree_on_folder, check_machines, follow
 from pipeline.jobs.notes import corpus_notes, document_lengths, predicted_truncations, published_type_note
 from pipeline.jobs.printing import say, say_notes
 from pipeline.report.sections import check_sections
@@ -38,7 +40,12 @@ if TYPE_CHECKING:
 
 
 def measure(plan: EntryPoint, console: Console) -> int:
-    """Run every variant of `plan`, print and log the report; return the exit code: 1 if none completed."""
+    """Run every variant of `plan`, print and log the report; return the exit code: 1 if none completed.
+
+    On another than the first of several machines, which has the report, only train.
+    """
+    if this_machine().number:
+        return follow(plan, console)
     return 0 if run_comparison(plan, console).any_completed else 1
 
 
@@ -48,6 +55,7 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     check_shapes(variant.experiment for variant in plan.variants)
     first = next(plan.variants).experiment
     num_taken = check_saved(plan.resume, first) if plan.resume else 0
+    check_machines(first)
     about = environment(first.device)
     notes = (
         *notes_on(one.experiment for one in plan.variants),
@@ -60,6 +68,8 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))
         job.tags({"device": str(first.device)})
         job.file("environment.json", json.dumps(about, indent=1))
+        if not this_machine().is_alone:
+            agree_on_folder(job.folder, plan.save_every is not None)
         measuring = _Measuring(plan, job, about, console)
         if plan.resume:
             text = f"going on from {plan.resume}, after {num_taken} of {first.num_steps} optimizer steps"

@@ -11,6 +11,7 @@ import torch
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.machines import this_machine
 
 
 def find_device(text: str) -> torch.device:
@@ -139,7 +140,7 @@ def hardware_of(device: torch.device) -> Hardware:
         memory_bytes=total_bytes(device),
         capability=(properties.major, properties.minor) if properties else None,
         num_multiprocessors=properties.multi_processor_count if properties else None,
-        count=torch.cuda.device_count() if properties else num_cores(),
+        count=(torch.cuda.device_count() if properties else num_cores()) * this_machine().count,
     )
 
 

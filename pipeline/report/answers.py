@@ -98,18 +98,19 @@ def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
 def command(comparisons: Mapping[str, Sequence[Row]]) -> str | None:
     """Return the command that profiles the only run, or runs the best one again; None if none completed."""
     best = _best(comparisons)
-    return None if best is None else command_of("profiling" if _is_only(comparisons) else "main", best.params)
+    return None if best is None else command_of("profiling" if _is_profiled(comparisons) else "main", best.params)
 
 
 def command_title(comparisons: Mapping[str, Sequence[Row]]) -> str:
     """Return what that command does."""
     best = _best(comparisons)
-    return "Profile it" if best is None or _is_only(comparisons) else f"Run again ({_name(best, comparisons)})"
+    return "Profile it" if best is None or _is_profiled(comparisons) else f"Run again ({_name(best, comparisons)})"
 
 
-def _is_only(comparisons: Mapping[str, Sequence[Row]]) -> bool:
-    """Return whether there is one run."""
-    return sum(map(len, comparisons.values())) == 1
+def _is_profiled(comparisons: Mapping[str, Sequence[Row]]) -> bool:
+    """Return whether there is one run, of one process, which `profiling` looks at."""
+    rows = [row for each in comparisons.values() for row in each]
+    return len(rows) == 1 and rows[0].params["world_size"] == 1
 
 
 def _main(comparisons: Mapping[str, Sequence[Row]]) -> Sequence[Row]:

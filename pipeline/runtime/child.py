@@ -38,7 +38,7 @@ def child_main(
     if placement.cores is not None:
         os.sched_setaffinity(0, placement.cores)
         torch.set_num_threads(len(placement.cores))
-    if isinstance(experiment, Experiment) and experiment.num_started > 1:
+    if isinstance(experiment, Experiment) and experiment.num_ranks_here:
         launch_ranks(experiment, work, sender.send, progress, rendezvous_file)
         return
     try:

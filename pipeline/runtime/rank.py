@@ -1,7 +1,7 @@
 """The ranks of a run: processes of its child process, which join each other, take their devices and train.
 
-torch starts a process for each rank, ends all of them when one fails, and restarts none. All is on one machine: the
-ranks meet at a file, and their sockets are those of the loopback device.
+torch starts a process for each rank, ends all of them when one fails, and restarts none. On one machine the ranks meet
+at a file, and their sockets are those of the loopback device; on several they meet at torchrun's store.
 """
 
 import multiprocessing
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
+from pipeline.base.machines import this_machine
 from pipeline.base.ranks import CollectiveEntered
 from pipeline.base.results import MemoryUse, Outcome
 from pipeline.config.experiment import Experiment
@@ -28,7 +29,7 @@ from pipeline.runtime.fork_server import end_with_parent
 Work = Callable[[Any, Any, Callable[[Any], None]], None]
 """What a run's process, or each of its ranks, does: (experiment, its corpus, emit) -> None."""
 Progress = MutableSequence[int]
-"""How many collective operations each rank has entered, in memory that the processes share."""
+"""How many collective operations each rank of this machine has entered, in memory that the processes share."""
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 SOCKETS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -46,20 +47,22 @@ LAST_LINES = 5
 def launch_ranks(
     experiment: Experiment, work: Work, send: Callable[[Any], None], progress: Progress, rendezvous_file: Path
 ) -> None:
-    """Do `work` in all ranks of the experiment; send the events of rank 0, and what happened if a rank failed.
+    """Do `work` in this machine's ranks of the experiment; send rank 0's events, and what happened if a rank failed.
 
-    `progress` gets how many collective operations each rank has entered. The ranks meet at `rendezvous_file`.
+    `progress` gets how many collective operations each has entered. Those of one machine meet at `rendezvous_file`.
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the CUDA runtime must not be asked before a fork
-    for variable in SOCKETS:
+    machine, count = this_machine(), experiment.num_ranks_here
+    for variable in SOCKETS if machine.is_alone else ():
         os.environ.setdefault(variable, LOOPBACK)
+    first, meet_at = (0, f"file://{rendezvous_file}") if machine.is_alone else (machine.number * count, "env://")
     lock = multiprocessing.get_context("fork").Lock()
-    own = (experiment, work, send, lock, progress, rendezvous_file)
+    own = (first, experiment, work, send, lock, progress, meet_at)
     try:  # forked from this process, which is clean and has imported torch
-        start_processes(rank_main, own, experiment.world_size, start_method="fork")  # type: ignore[no-untyped-call]
+        start_processes(rank_main, own, count, start_method="fork")  # type: ignore[no-untyped-call]
     except ProcessExitedException as error:
         if error.exit_code != REPORTED:
-            send(_how_it_ended(error.error_index, error.exit_code))
+            send(_how_it_ended(first + error.error_index, error.exit_code))
 
 
 def _how_it_ended(rank: int, exit_code: int) -> Failed:
@@ -69,23 +72,25 @@ def _how_it_ended(rank: int, exit_code: int) -> Failed:
 
 
 def rank_main(
-    rank: int,
+    number: int,
+    first: int,
     experiment: Experiment,
     work: Work,
     send: Callable[[Any], None],
     lock: AbstractContextManager[Any],
     progress: Progress,
-    rendezvous_file: Path,
+    meet_at: str,
 ) -> None:
-    """Do `work` as one of the ranks; end the process with REPORTED if it fails."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(experiment.world_size)}
+    """Do `work` as one of the ranks, `number` of those of this machine; end the process with REPORTED if it fails."""
+    rank = first + number
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(number), "WORLD_SIZE": str(experiment.world_size)}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
-    emit = _Emit(rank, send, lock, progress)
+    emit = _Emit(rank, number, send, lock, progress)
     try:
-        _join(experiment, rank, rendezvous_file)
-        own = experiment.on_device(f"cuda:{rank}") if experiment.device.type == "cuda" else experiment
+        _join(experiment, rank, meet_at)
+        own = experiment.on_device(f"cuda:{number}") if experiment.device.type == "cuda" else experiment
         work(own, own.prepare(), emit)
         dist.destroy_process_group()
     except BaseException as error:
@@ -97,27 +102,32 @@ def rank_main(
         os._exit(REPORTED)  # without waiting for operations that others will never enter
 
 
-def _join(experiment: Experiment, rank: int, rendezvous_file: Path) -> None:
+def _join(experiment: Experiment, rank: int, meet_at: str) -> None:
     """Wait for the other ranks; on a CPU take a share of its cores."""
     kind, world_size = experiment.device.type, experiment.world_size
     if experiment.num_threads is not None:
         torch.set_num_threads(experiment.num_threads)
-    dist.init_process_group(BACKENDS[kind], init_method=f"file://{rendezvous_file}", rank=rank, world_size=world_size)
+    dist.init_process_group(BACKENDS[kind], init_method=meet_at, rank=rank, world_size=world_size)
 
 
 class _Emit:
     """Sends the events of rank 0; of another rank, only its memory and what happened if it fails."""
 
     def __init__(
-        self, rank: int, send: Callable[[Any], None], lock: AbstractContextManager[Any], progress: Progress
+        self,
+        rank: int,
+        number: int,
+        send: Callable[[Any], None],
+        lock: AbstractContextManager[Any],
+        progress: Progress,
     ) -> None:
-        self._rank, self._send, self._lock, self._progress = rank, send, lock, progress
+        self._rank, self._number, self._send, self._lock, self._progress = rank, number, send, lock, progress
         self._memory: MemoryUse | None = None
 
     def __call__(self, event: Any) -> None:
         """Receive an event of the training."""
         if isinstance(event, CollectiveEntered):
-            self._progress[self._rank] += 1
+            self._progress[self._number] += 1
             return
         if isinstance(event, MemoryUse):
             self._memory = event

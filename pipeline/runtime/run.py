@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.machines import this_machine
 from pipeline.base.processes import kill_family
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
@@ -147,21 +148,22 @@ def execute(
     log_file.parent.mkdir(parents=True, exist_ok=True)
     received = _Received()
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    progress = CONTEXT.RawArray("Q", experiment.num_started)
+    progress = CONTEXT.RawArray("Q", experiment.num_ranks_here)
     folder = tempfile.TemporaryDirectory()  # of this process, which outlives one that is killed
     rendezvous_file = Path(folder.name, "store")
     work = work or partial(run_command if isinstance(experiment, Command) else train, stop=stop)
     variables = dict(os.environ)
     arguments = (experiment, sender, log_file, work, placement, progress, rendezvous_file, variables)
     # a daemonic process could not start its ranks
-    process = CONTEXT.Process(target=child_main, args=arguments, daemon=experiment.num_started == 1)
+    process = CONTEXT.Process(target=child_main, args=arguments, daemon=not experiment.num_ranks_here)
     start, limit = time.monotonic(), experiment.time_limit
     try:
         with starting_processes():
             process.start()  # the first time, this waits until the fork server has imported torch and transformers
         start = time.monotonic()  # without that wait
         sender.close()
-        watch = Watch(limit, progress, SECONDS_BETWEEN_POLLS if cancelled else None)
+        first_rank = this_machine().number * experiment.num_ranks_here
+        watch = Watch(limit, progress, SECONDS_BETWEEN_POLLS if cancelled else None, first_rank)
         if reason := _receive_all(receiver, received, observers, watch, cancelled):
             _kill(process)
             received.failed = Failed(Outcome.TIMED_OUT, reason)

@@ -12,11 +12,19 @@ POLL_SECONDS = 1.0
 class Watch:
     """Watches a run from its start on; `progress` is how many collective operations each rank has entered.
 
-    `poll_seconds` is how often to check it for another reason; None if there is none.
+    `poll_seconds` is how often to check it for another reason; None if there is none. `first_rank` is the number of the
+    first rank that is watched.
     """
 
-    def __init__(self, time_limit: float | None, progress: Sequence[int], poll_seconds: float | None = None) -> None:
-        self._poll_seconds = POLL_SECONDS if poll_seconds is None and len(progress) > 1 else poll_seconds
+    def __init__(
+        self,
+        time_limit: float | None,
+        progress: Sequence[int],
+        poll_seconds: float | None = None,
+        first_rank: int = 0,
+    ) -> None:
+        self._first_rank = first_rank
+        self._poll_seconds = POLL_SECONDS if poll_seconds is None and progress else poll_seconds
         self._time_limit, self._progress = time_limit, progress
         self._start = self._moved = time.monotonic()
         self._seen = list(progress)
@@ -39,8 +47,8 @@ class Watch:
 
     def _awaited(self) -> str:
         """Return which ranks the others waited for: those that have entered the fewest collective operations."""
-        fewest = min(self._progress)
-        awaited = [str(rank) for rank, count in enumerate(self._progress) if count == fewest]
+        fewest = min(self._progress, default=0)
+        awaited = [str(rank) for rank, count in enumerate(self._progress, self._first_rank) if count == fewest]
         if len(awaited) == len(self._progress):
             return ""
         return f"; the other ranks waited for rank {', '.join(awaited)}"
