@@ -1,5 +1,7 @@
 """What ranks send: counted on a simulated card to the byte, and part of the estimated time."""
 
+import re
+
 import pytest
 from conftest import tiny
 from project import SMALL, Project
@@ -147,13 +149,31 @@ def test_a_plan_for_all_gpus_orders_layouts_by_their_time_on_the_link(project: P
     assert slow[1, "none", True] > slow[1, "fsdp", False] > slow[1, "fsdp", True]  # which gather in each of 4 passes
 
 
+def test_numbers_of_cards_are_compared_by_speed_of_each_and_by_price(project: Project) -> None:
+    given = {**SMALL, "model": "gpt2-nano", "effective_batch_size": "16", "space": '{"micro_batch_size": [1, 2]}'}
+    prices = {"gpu": "h100,t4", "gpus": "1,2", "prices": '{"H100": 3, "t4": 0.25}'}
+    done = project.here("plan", {**given, **prices})
+    assert done.returncode == 0, done.stderr
+    cards = table(project, "cards")
+    assert [name.partition(" ")[0] for name in cards["card"]] == ["1", "2", "1", "2"]
+    assert (cards["tokens/s"] / [1, 2, 1, 2]).tolist() == pytest.approx(cards["tokens/s a GPU"].tolist())
+    expected = [3, 6, 0.25, 0.5] / cards["tokens/s"] / 3600 * 1e9
+    assert cards["price of 1e9 tokens"].tolist() == pytest.approx(expected.tolist())
+    cheapest = cards.loc[cards["price of 1e9 tokens"].idxmin()]
+    said = " ".join(done.stdout.split())
+    assert f"A billion tokens cost the least on {cheapest['card']}: {cheapest['price of 1e9 tokens']:,.2f}." in said
+    assert re.search("run it on 2 x (Tesla T4|NVIDIA H100 80GB HBM3): fitproof main --world_size 2 ", said)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"gpus": "8", "world_size": "4"}, "all gpus train together, and gpus is 8 and world_size 4"),
         ({"gpus": "8", "gpu": "2xh100"}, "gpus counts the cards of a machine, and is 8, and gpu is 2 x NVIDIA H100"),
         ({"gpus": "8", "gpu": "cpu"}, "gpus counts the cards of a machine"),
-        ({"gpus": "0"}, "gpus"),
+        ({"gpus": "0"}, "gpus must be a number of cards, or several with commas"),
+        ({"gpus": "1,2", "world_size": "2"}, "gpus is 1,2 and world_size 2"),
+        ({"prices": '{"h900": 1}'}, "no card is called 'h900'"),
         ({"gpus": "8", "link": "nvlink9"}, "link is one of nvlink1"),
         ({"gpus": "3"}, "does not divide"),
     ],

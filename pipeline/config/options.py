@@ -119,7 +119,8 @@ class PlanOptions(RunOptions, total=False):
     mathematics: Literal["exact", "rounding", "different"]
     config: str | Path | None
     gpu: str
-    gpus: int | None
+    gpus: int | str | None
+    prices: dict[str, float]
     link: str | None
     other_processes: str | None
     install: bool

@@ -3,6 +3,7 @@
 With sequence_length=auto each configuration has the longest sequences that fit.
 """
 
+import itertools
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
@@ -28,7 +29,7 @@ from pipeline.config.space import (
     space_values,
 )
 from pipeline.jobs.notes import corpus_notes
-from pipeline.jobs.plan_settings import PlanSettings, budget_bytes_on, size_of_all, targets
+from pipeline.jobs.plan_settings import PlanSettings, budget_bytes_on, check_world_size, price_per_hour, targets
 from pipeline.jobs.printing import say_notes
 from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.clipping import cost_of_clipping
@@ -73,10 +74,9 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
 
     """
     own, values = _read(given)
-    all_ranks = size_of_all(own, given)
-    values, given = {**values, **all_ranks}, {**given, **all_ranks}
+    check_world_size(own, given)
     budget = values.pop("budget", None)
-    devices = targets(own.gpu, own.gpus)
+    devices = targets(own.gpu, own.nums_gpus)
     if any(device.kind == "cuda" for device in devices):
         python_on_cuda_build(own.install)
         card_processes()  # its host imports torch and transformers meanwhile
@@ -93,8 +93,11 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         lengths_up_to = largest_length(Experiment(validate(AllSettings, {**values, LENGTH: MULTIPLE}, "plan")))
         values[LENGTH] = min(EXAMPLE_LENGTH, lengths_up_to)
     batches = [values | {"effective_batch_size": size} for size in dict.fromkeys(own.effective_batch_sizes)] or [values]
-    planned = [(target, batch) for target in devices for batch in batches]
-    spaces = [read_space(own, batch, given, "plan", target) for target, batch in planned]
+    planned, spaces = [], []
+    for target, batch in itertools.product(devices, batches):
+        all_ranks = {"world_size": target.count} if own.gpus else {}
+        planned.append((target, {**batch, **all_ranks}))
+        spaces.append(read_space(own, {**batch, **all_ranks}, {**given, **all_ranks}, "plan", target))
     shared, space = spaces[0]
     for name in ("model", "effective_batch_size"):
         if name in space.dimensions:
@@ -105,6 +108,8 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         replace(
             _card_plan(target, budget, batch, space, own, lengths_up_to),
             effective_batch_size=batch["effective_batch_size"] if own.effective_batch_sizes else None,
+            num_cards=(target.count or 1) if target.kind == "cuda" else 1,
+            price_per_hour=price_per_hour(target, own.prices),
         )
         for (target, batch), (_, space) in zip(planned, spaces, strict=True)
     )
@@ -116,6 +121,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     differing = {*space.dimensions, "device", "budget"}
     differing |= {"effective_batch_size", "accumulation_steps"} if own.effective_batch_sizes else set()
     differing |= set() if lengths_up_to is None else {LENGTH}
+    differing |= {"world_size"} if len(own.nums_gpus) > 1 else set()
     return PlanFindings(
         entry="plan",
         model=values["model"],

@@ -1,10 +1,10 @@
 """The settings of a plan, and the cards and budgets that they mean."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
@@ -22,8 +22,11 @@ class PlanSettings(SpaceSettings):
     gpu: str = "auto"
     """Cards to plan for, separated by commas: h100, "RTX 4090", 2xt4, ...; one in words: memory=31.7GiB,capability=7.0;
     cpu; auto: the device of this machine."""
-    gpus: PositiveInt | None = None
-    """Cards that train together: h100 with 8 is 8xh100 with world_size 8; none: as gpu says, and each world_size."""
+    gpus: str | None = None
+    """Cards that train together: h100 with 8 is 8xh100 with world_size 8; 1,2,4: a plan for each of these numbers;
+    none: as gpu says, and each world_size."""
+    prices: dict[str, PositiveFloat] = Field(default={})
+    """What an hour of a card costs, as {"h100": 2.5, "a100": 1.3}, in any currency: the plan says what tokens cost."""
     link: str | None = None
     """What connects the cards: nvlink4, pcie4, 8xinfiniband-ndr, ethernet-100g, ..., or 90GB/s in one direction; none:
     what connects such cards in a machine."""
@@ -36,6 +39,19 @@ class PlanSettings(SpaceSettings):
     effective_batch_sizes: list[PositiveInt] = Field(default=[])
     """Effective batches to plan for, each on every card, as [32, 64]; without any: effective_batch_size."""
 
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _are_numbers(cls, value: Any) -> str | None:
+        numbers = [] if value is None else str(value).replace(" ", "").split(",")
+        if not all(number.isdecimal() and int(number) > 0 for number in numbers):
+            raise ValueError("must be a number of cards, or several with commas, as 1,2,4")
+        return ",".join(numbers) or None
+
+    @property
+    def nums_gpus(self) -> tuple[int, ...]:
+        """The numbers of cards that train together, each once; none where `gpu` says it."""
+        return tuple(dict.fromkeys(map(int, (self.gpus or "").split(",")))) if self.gpus else ()
+
     @property
     def known_link(self) -> Link | None:
         """The link of that name; None if it is to be the card's.
@@ -47,30 +63,27 @@ class PlanSettings(SpaceSettings):
         return None if self.link is None else find_link(self.link)
 
 
-def size_of_all(own: PlanSettings, given: Mapping[str, Any]) -> dict[str, int]:
-    """Return the setting world_size with which all `gpus` train together; nothing without `gpus`.
+def check_world_size(own: PlanSettings, given: Mapping[str, Any]) -> None:
+    """Check that no other world_size is given than that of all `gpus`.
 
     Raises:
-        InvalidInputError: another world_size is given.
+        InvalidInputError: one is.
 
     """
-    if own.gpus is None:
-        return {}
-    if str(given.get("world_size", own.gpus)) != str(own.gpus):
+    if own.gpus is not None and str(given.get("world_size", own.gpus)) != own.gpus:
         raise InvalidInputError(
             f"all gpus train together, and gpus is {own.gpus} and world_size {given['world_size']}; leave out one"
         )
-    return {"world_size": own.gpus}
 
 
-def targets(text: str, gpus: int | None = None) -> list[Hardware]:
+def targets(text: str, nums_gpus: Sequence[int] = ()) -> list[Hardware]:
     """Return the devices to plan for; they need not be in this machine. `2xt4` is a machine with two of them.
 
-    `memory=24GiB` and other words are of the card before them; a semicolon separates cards as well. With `gpus` each is
-    a machine with so many of it.
+    `memory=24GiB` and other words are of the card before them; a semicolon separates cards as well. With `nums_gpus`
+    there is a machine with each of these numbers of each card.
 
     Raises:
-        InvalidInputError: there is no such card, or `gpus` is given and it is none, or its name says another number.
+        InvalidInputError: there is no such card, or `nums_gpus` are given and it is none, or its name says a number.
 
     """
     names: list[str] = []
@@ -83,7 +96,19 @@ def targets(text: str, gpus: int | None = None) -> list[Hardware]:
             else:
                 names.append(word)
     devices = [_target(name.strip()) for name in names]
-    return devices if gpus is None else [_several(device, gpus) for device in devices]
+    return [_several(device, number) for device in devices for number in nums_gpus] if nums_gpus else devices
+
+
+def price_per_hour(target: Hardware, prices: Mapping[str, float]) -> float | None:
+    """Return what an hour of a machine costs, by the prices of cards by name; None where its card has none.
+
+    Raises:
+        InvalidInputError: a price is of no card.
+
+    """
+    of_one, count = {find_card(name).name: price for name, price in prices.items()}, target.count or 1
+    price = of_one.get(target.name.removeprefix(f"{count} x "))
+    return None if price is None else price * count
 
 
 def _several(card: Hardware, gpus: int) -> Hardware:

@@ -16,6 +16,8 @@ from pipeline.planning.step_time import CostPrior, estimated
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.shape_check import check_shapes
 
+SECONDS_PER_HOUR = 3600.0
+
 
 def experiments_on(
     target: Hardware, values: Mapping[str, Any], space: Space, mathematics: Mathematics
@@ -125,6 +127,10 @@ class CardPlan:
     """What training on the card needs besides memory, a sentence each."""
     effective_batch_size: int | None = None
     """Where the plan has several; None for that of the plan."""
+    num_cards: int = 1
+    """Cards of the machine."""
+    price_per_hour: float | None = None
+    """Of all its cards, where the user has given one."""
     kind: str | None = None
     """The kind of fine-tuning, where the plan compares several."""
     unsupported: str | None = None
@@ -147,6 +153,12 @@ class CardPlan:
     def recommended(self) -> PlannedRow | None:
         """Return the first configuration in this order; None if nothing fits."""
         return min((row for row in self.rows if row.fits), key=self.order, default=None)
+
+    def price(self, row: PlannedRow) -> float | None:
+        """Return what a billion tokens cost with a configuration; None where no price is known."""
+        if self.price_per_hour is None:
+            return None
+        return self.price_per_hour / SECONDS_PER_HOUR * 1e9 / row.tokens_per_second
 
     def order(self, row: PlannedRow) -> tuple[float, ...]:
         """Return the sort key of a row: what fits, the longest where these are searched, then what is the fastest."""

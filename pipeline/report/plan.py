@@ -22,6 +22,10 @@ from pipeline.searching.results import columns, label
 
 NUM_IN_TERMINAL = 5
 """Configurations of a card that the terminal shows."""
+PRICE = "price of 1e9 tokens"
+"""Column of what they cost, in the currency of the prices that were given."""
+NUM_TOLD = 2
+"""Cards of which each has a sentence in the terminal, beside the table."""
 NEXT = "at the next MiB"
 """Column of the peak at the next length."""
 OVERLAPS = ("s if all overlaps", "s if nothing does")
@@ -43,7 +47,7 @@ ESTIMATED = (
 def plan_report(findings: PlanFindings) -> Report:
     """Return the report; the terminal shows the tables of a card if it is the only one."""
     several = len(findings.cards) > 1
-    recommended = any(card.recommended for card in findings.cards)
+    lead = _lead(findings.cards) if any(card.recommended for card in findings.cards) else None
     num_cells = NUM_CELLS // max(1, len(findings.cards))
     sections = [_card_section(card, findings, num_cells) for card in findings.cards]
     if several:
@@ -62,15 +66,23 @@ def plan_report(findings: PlanFindings) -> Report:
             f"{begin} at an effective batch of {sizes} on "
             f"{', '.join(dict.fromkeys(card.card for card in findings.cards))}?"
         ),
-        answer=" ".join([*_answers(findings.cards), *([ESTIMATED] if recommended else [])]),
+        answer=_answer_of_all(findings.cards, lead),
         headlines=figures,
-        lead=_lead(findings.cards) if recommended else None,
+        lead=lead,
         command=command,
         command_title=title,
         sections=tuple(sections),
         environment=findings.environment,
         settings=findings.settings,
     )
+
+
+def _answer_of_all(cards: Sequence[CardPlan], lead: str | None) -> str:
+    """Return a sentence for each card, or for the kinds on it; the answer in words where these are too many."""
+    if lead is None:
+        return " ".join(_answers(cards))
+    is_told_by_table = len(cards) > NUM_TOLD and all(card.kind is None for card in cards)
+    return lead if is_told_by_table else " ".join([*_answers(cards), ESTIMATED])
 
 
 def _lead(cards: Sequence[CardPlan]) -> str:
@@ -82,11 +94,18 @@ def _lead(cards: Sequence[CardPlan]) -> str:
         what, those = "longest sequences, of equal ones the fastest, are those", "longest sequences that are"
     if len(cards) == 1:
         return f"Start with {start}: the {those} predicted to fit. {ESTIMATED}"
-    if card.kind is None and card.lengths_up_to is None:
+    if card.kind is None and card.lengths_up_to is None and len(cards) <= NUM_TOLD + 1:
         start += _against_others(card, best, cards)
     without = [card.name for card in cards if card.recommended is None]
     nothing = f" Nothing fits {', '.join(without)}." if without else ""
-    return f"The {what} on {card.name}: {start}.{nothing} {ESTIMATED}"
+    return f"The {what} on {card.name}: {start}.{_cheapest(cards)}{nothing} {ESTIMATED}"
+
+
+def _cheapest(cards: Sequence[CardPlan]) -> str:
+    """Return on which card tokens cost the least, after another sentence; nothing where fewer than two have prices."""
+    prices = [(card.price(card.recommended), card.name) for card in cards if card.recommended is not None]
+    known = sorted((price, name) for price, name in prices if price is not None)
+    return f" A billion tokens cost the least on {known[0][1]}: {known[0][0]:,.2f}." if len(known) > 1 else ""
 
 
 def _against_others(card: CardPlan, best: PlannedRow, cards: Sequence[CardPlan]) -> str:
@@ -115,7 +134,8 @@ def _command(findings: PlanFindings) -> tuple[str | None, str]:
 
 def _command_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> str:
     size = {} if card.effective_batch_size is None else {"effective_batch_size": card.effective_batch_size}
-    return command_of("main", {**findings.settings, **size, **best.choice})
+    all_ranks = {"world_size": card.num_cards}  # where the plan has several numbers of cards
+    return command_of("main", {**all_ranks, **findings.settings, **size, **best.choice})
 
 
 def _answers(cards: Sequence[CardPlan]) -> list[str]:
@@ -344,11 +364,15 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
             line["headroom MiB"] = (card.budget_bytes - best.peak_bytes) / MIB
             line["seconds per step"] = best.seconds
             line["tokens/s"] = best.tokens_per_second
+            if any(one.num_cards > 1 for one in cards):
+                line["tokens/s a GPU"] = best.tokens_per_second / card.num_cards
+            if card.price_per_hour is not None:
+                line[PRICE] = card.price(best)
         if card.longest_length is not None:
             line["longest sequence"] = card.longest_length
         lines.append(line)
     forms: dict[str, Form] = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
-    forms |= {"seconds per step": short, "tokens/s": "{:,.0f}"}
+    forms |= {"seconds per step": short, "tokens/s": "{:,.0f}", "tokens/s a GPU": "{:,.0f}", PRICE: "{:,.2f}"}
     return Table(
         name="cards",
         title="where to start on each card",
