@@ -342,6 +342,25 @@ def test_a_table_is_filtered_by_all_words(shown: Shown) -> None:
     table.get_by_role("searchbox").fill("bf16 every_layer")
     lines = [line for line in table.locator("tbody tr").all() if line.is_visible()]
     assert len(lines) == 5 and all({"bf16", "every_layer"} <= set(line.inner_text().split()) for line in lines)
+    table.get_by_role("searchbox").fill("bf17")
+    expect(page.locator("section[data-choice] .table[data-nothing]")).to_have_count(1)
+
+
+@needs_browser
+def test_values_that_no_prediction_has_are_said_to_have_none(shown: Shown) -> None:
+    [card, *_] = plan_findings().cards
+    rows = [
+        replace(row, choice={**row.choice, "loss": ("fused", "plain")[number % 3 % 2]})
+        for number, row in enumerate(card.rows)
+    ]
+    left = tuple(row for row in rows if (row.choice["precision"], row.choice["loss"]) != ("fp32", "fused"))
+    page = shown(replace(plan_findings(), cards=(replace(card, rows=left),)))
+    chart = page.locator("[data-chart]").first
+    chart.get_by_role("combobox", name="loss").select_option("fused")
+    chart.get_by_role("combobox", name="precision").select_option("fp32")
+    assert chart.get_attribute("data-nothing") is not None
+    chart.get_by_role("combobox", name="loss").select_option("plain")
+    assert chart.get_attribute("data-nothing") is None and chart.locator(".cells_marks path").count()
 
 
 @needs_browser

@@ -110,7 +110,7 @@ def command_title(comparisons: Mapping[str, Sequence[Row]]) -> str:
 def _is_profiled(comparisons: Mapping[str, Sequence[Row]]) -> bool:
     """Return whether there is one run, of one process, which `profiling` looks at."""
     rows = [row for each in comparisons.values() for row in each]
-    return len(rows) == 1 and rows[0].params["world_size"] == 1
+    return len(rows) == 1 and rows[0].params.get("world_size", 1) == 1
 
 
 def _main(comparisons: Mapping[str, Sequence[Row]]) -> Sequence[Row]:

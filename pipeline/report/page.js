@@ -19,11 +19,13 @@ document.querySelectorAll("table.sortable th button").forEach(button => button.a
 }));
 
 document.querySelectorAll("input.filter").forEach(input => input.addEventListener("input", () => {
-  const words = input.value.toLowerCase().split(/\s+/);
-  [...input.closest(".table").querySelector("tbody").rows].forEach(line => {
+  const words = input.value.toLowerCase().split(/\s+/), table = input.closest(".table");
+  const lines = [...table.querySelector("tbody").rows];
+  lines.forEach(line => {
     const text = line.textContent.toLowerCase();
     line.hidden = !words.every(word => text.includes(word));
   });
+  table.toggleAttribute("data-nothing", lines.every(line => line.hidden));
 }));
 
 // A table says that it has more columns until its end is reached.
@@ -61,6 +63,11 @@ const fastest = lines => lines.reduce((best, line) => best === null || isBetter(
 const whatIf = (view, output) => {
   const lines = view.data("configurations"), [answer] = view.signal("marked"), own = view.signal("budget");
   const isPlan = lines.every(line => !("kind" in line));  // which measures nothing
+  const menus = Object.keys(view.getState().signals).filter(name => /^of_\d+_chosen$/.test(name));
+  const isShown = line => menus.every(name => line[name.replace("_chosen", "")] === view.signal(name));
+  menus.forEach(name => view.addSignalListener(name, () => {
+    output.parentElement.toggleAttribute("data-nothing", !lines.some(isShown));
+  }));
   view.addSignalListener("budget", (_, budget) => {
     const fitting = lines.filter(line => line.mib <= budget);
     const measured = !isPlan && budget === own && answer >= 0
@@ -91,7 +98,11 @@ const drawn = [...document.querySelectorAll("[data-chart]")].map(async place => 
   views.set(place, view);
   place.querySelectorAll("input[type=range]").forEach(input => {  // beside which Vega writes all digits
     const shown = input.nextElementSibling;
-    const write = value => { shown.textContent = number(value, value < 1000 ? 2 : 0); };
+    const isMoment = place.querySelector("output.details") !== null;
+    const write = value => {
+      shown.textContent = isMoment
+        ? `${number(value + 1)} of ${number(+input.max + 1)}` : number(value, value < 1000 ? 2 : 0);
+    };
     write(+shown.textContent);  // which may be beyond the end of the range
     input.addEventListener("input", () => write(+input.value));
   });
