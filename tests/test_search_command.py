@@ -344,6 +344,9 @@ def test_a_card_decides_what_fits_and_this_machine_what_is_fast(
     command = [str(CUDA_PYTHON), "train.py", "--batch", "1", "--accumulate", "8"]
     simulated = simulate(command=command, gpu="t4", smallest=False).largest
     assert simulated is not None and row.peak_bytes == simulated.peak_reserved_bytes
+    made = problem(shlex.join([sys.executable, *words]), gpu="t4")
+    one, eight = made.predicted(made.unpredicted(made.space.choices))  # cached, as the search has simulated both
+    assert 0 < 8 * one.pass_work.flops == eight.pass_work.flops and one.update_work == eight.update_work
     assert row.metrics["peak_cpu_allocated_mib"] > 0 and "memory is that of a simulated Tesla T4" in printed
 
 

@@ -29,7 +29,7 @@ from pipeline.memory.device import device_name, find_device, is_named, num_cores
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.command import Outcome, predict_commands
 from pipeline.runtime.run import measured_summary
-from pipeline.searching.candidates import Candidate, may_fit, without_prediction
+from pipeline.searching.candidates import Candidate, may_fit, with_work_of_alike, without_prediction
 from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import baseline_choices
@@ -64,7 +64,7 @@ class CommandProblem(Problem):
 
     def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return each configuration with assumed work, in their order."""
-        return [_unpredicted(choice, self.runnable(choice)) for choice in choices]
+        return [_unpredicted(choice, self.runnable(choice), is_simulated=self.card is not None) for choice in choices]
 
     @property
     def num_predicted_at_once(self) -> int:
@@ -77,8 +77,9 @@ class CommandProblem(Problem):
         return num_cores() if self.card else len(self.space.choices)
 
     def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates, whose work is assumed, with the memory of their commands on the simulated card."""
-        return list(map(_candidate, candidates, self._outcomes([self.runnable(one.choice) for one in candidates])))
+        """Return the candidates with the memory and the work of their commands on the simulated card."""
+        outcomes = self._outcomes([self.runnable(one.choice) for one in candidates])
+        return with_work_of_alike(list(map(_candidate, candidates, outcomes)))
 
     def check_first(self, candidates: Sequence[Candidate]) -> None:
         """Refuse the search on a card that the user has named if none of the first candidates can be simulated.
@@ -303,7 +304,7 @@ def _notes(template: Template, space: Space, card: Card | None, device: torch.de
     return (f"searched: {searched}", *where, *([EXPANDED] if template.looks_expanded else []))
 
 
-def _unpredicted(choice: Choice, command: Command) -> Candidate:
+def _unpredicted(choice: Choice, command: Command, *, is_simulated: bool) -> Candidate:
     size, num_passes = command.micro_batch_size or 1, command.accumulation_steps or 1
     return Candidate(
         choice=choice,
@@ -312,6 +313,7 @@ def _unpredicted(choice: Choice, command: Command) -> Candidate:
         num_tokens=float(command.effective_batch_size),
         pass_work=Work({"float32": WORK_OF_SEQUENCE * size}, num_kernels=KERNELS_OF_PASS),
         update_work=UPDATE_WORK,
+        is_work_known=not is_simulated,
         predicted_bytes=None,
         is_expected=True,
         untraced=frozenset(choice.keys() - {MICRO_BATCH}),
@@ -322,4 +324,8 @@ def _unpredicted(choice: Choice, command: Command) -> Candidate:
 def _candidate(candidate: Candidate, outcome: Outcome) -> Candidate:
     if isinstance(outcome, InvalidInputError):
         return without_prediction(candidate, outcome)
-    return replace(candidate, is_expected=False, predicted_bytes=outcome.peak_reserved_bytes, fits=outcome.fits)
+    found = replace(candidate, is_expected=False, predicted_bytes=outcome.peak_reserved_bytes, fits=outcome.fits)
+    if outcome.passes_work is None or outcome.update_work is None:
+        return found
+    pass_work = outcome.passes_work / candidate.num_passes
+    return replace(found, pass_work=pass_work, update_work=outcome.update_work, is_work_known=True)

@@ -57,6 +57,8 @@ class Simulate:
     """Variables of the environment, beside those of this process."""
     notes_failed_operator: bool = False
     """Whether the operator whose allocation fails is noted; its processes are slower then."""
+    hook: Path | None = None
+    """A Python file that its processes run once torch is imported, such as one that looks at the step after these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,7 @@ def run_command(
         *([Path(ranks.__file__)] if wanted.world_size > 1 else []),
         Path(watch.__file__),
         *([OPERATORS] if wanted.notes_failed_operator else []),
+        *([wanted.hook] if wanted.hook else []),
     ]
     card = environment(
         wanted.card,

@@ -12,12 +12,16 @@ from functools import cache, partial
 from pathlib import Path
 from threading import Event
 
+from pydantic import TypeAdapter
+
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.progress import progress
 from pipeline.config.command import Command, remedies
 from pipeline.config.command_template import Template
 from pipeline.memory.device import cores
+from pipeline.memory.work import Work
+from pipeline.prediction.commands import work_hook
 from pipeline.prediction.commands.simulation import Verdict, simulate
 from pipeline.prediction.commands.smallest_memory import with_room
 from pipeline.simulation.cards import Card
@@ -25,6 +29,7 @@ from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.run import Simulate, on_cuda_build
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
+WORK_HOOK = Path(work_hook.__file__)
 LAST_LINES = 5
 """Last lines of a command's output that are said when it fails."""
 LARGEST_FOLDER = 2000
@@ -45,6 +50,10 @@ class CommandPrediction:
     peak_reserved_bytes: int
     device_bytes: int
     """What it used of the card, its context included."""
+    passes_work: Work | None = None
+    """Work of all passes of an optimizer step; None if it is not known."""
+    update_work: Work | None = None
+    """Work of its update likewise."""
 
     def fits(self, budget_bytes: int) -> bool:
         """Whether what torch's allocator reserves fits a budget."""
@@ -81,7 +90,7 @@ def _predict(command: Command, card: Card, may_install: bool, stop: Event) -> Ou
     build = _build(python_of(on_cuda_build(command.words, may_install)))
     file = cache_folder() / f"command-{_key(command, build, card)}.json"
     if file.exists():
-        return CommandPrediction(**json.loads(file.read_text()))
+        return TypeAdapter(CommandPrediction).validate_json(file.read_bytes())
     folder = Path(tempfile.mkdtemp(prefix="fitproof-"))
     wanted = Simulate(
         command=on_cuda_build(command.with_copies(folder), may_install),
@@ -90,6 +99,7 @@ def _predict(command: Command, card: Card, may_install: bool, stop: Event) -> Ou
         variables={**ONE_THREAD, **command.environment},
         time_limit_seconds=command.time_limit,
         stop=stop,
+        hook=WORK_HOOK,
     )
     try:
         outcome = _simulated(wanted, folder)
@@ -111,11 +121,22 @@ def _simulated(wanted: Simulate, folder: Path) -> Outcome:
         _NEED_VALUES.add(program)
     if found.verdict is not Verdict.FITS or not found.processes:
         return InvalidInputError(why_not(folder, found.exit_code, found.notes))
+    passes_work, update_work = _work(folder / ("with_values" if found.with_values else "first"))
     return CommandPrediction(
+        passes_work=passes_work,
+        update_work=update_work,
         peak_allocated_bytes=max(one.peak_allocated_bytes for one in found.processes),
         peak_reserved_bytes=max(one.peak_reserved_bytes for one in found.processes),
         device_bytes=max(one.device_bytes for one in found.processes),
     )
+
+
+def _work(folder: Path) -> tuple[Work | None, Work | None]:
+    """Return the work of the passes and of the update of the process that computes most."""
+    counted = TypeAdapter(dict[str, Work])
+    works = [counted.validate_json(file.read_bytes()) for file in folder.glob("*.work")]
+    most = max(works, key=lambda work: work["passes"].flops, default={})
+    return most.get("passes"), most.get("update")
 
 
 def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
@@ -132,7 +153,14 @@ def _key(command: Command, build: TorchBuild, card: Card) -> str:
     """Return a digest of what the memory depends on: the command, its files, its variables, the card and torch."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
     facts = [
-        *(list(command.words), dict(command.files), dict(command.environment), variables, command.world_size),
+        *(
+            list(CommandPrediction.__dataclass_fields__),
+            list(command.words),
+            dict(command.files),
+            dict(command.environment),
+            variables,
+            command.world_size,
+        ),
         *(asdict(replace(card, memory_mib=0)), build.version, str(build.folder)),
         *(Template(command.words).digests, list(_sources(command.words)), str(Path.cwd())),
     ]

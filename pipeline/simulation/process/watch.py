@@ -30,6 +30,8 @@ STEPS = "SIMULATED_CARD_STEPS"
 """Variable with the number of optimizer steps after which a process ends; it runs to its own end without it."""
 TIME_LIMIT = "SIMULATED_CARD_TIME_LIMIT"
 """Variable with the time, in seconds since the epoch, at which a process ends."""
+NEXT_STEP = "_simulated_card_next_step"
+"""Attribute of torch by which a hook looks at the step after these: a function of the one that ends the process."""
 OWN_FOLDER = str(Path(__file__).parent.parent)
 """The code of the simulation, which is left out of stacks."""
 NUM_EVENTS = 2_000_000
@@ -155,6 +157,8 @@ class Watch:
         self._enter("optimizer")
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._is_written:
+            return
         self._leave()
         done = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
         if len(self.steps) < MARKED_STEPS:
@@ -162,7 +166,17 @@ class Watch:
         if done > len(self.steps):  # several optimizers may take a step each
             self.steps.append(_now())
         if self._num_steps and done >= self._num_steps:
-            self.end("its number of steps")
+            self._end_of_steps()
+
+    def _end_of_steps(self) -> None:
+        """End the process; a hook that looks at the next step ends it itself, and the record is without that step."""
+        self.ended_by = "its number of steps"
+        self.write()
+        look, end = getattr(self._torch, NEXT_STEP, None), functools.partial(self.end, self.ended_by)
+        if look is not None and self._is_written:
+            look(end)
+        else:
+            end()
 
     def _mark_modules(self) -> None:
         """Note the addresses of all parameters and buffers, of frozen modules too."""

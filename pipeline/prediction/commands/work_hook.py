@@ -1,0 +1,98 @@
+"""Counts the work of one optimizer step of a command on a simulated card, in the command's own process.
+
+The step comes after those whose memory is recorded, since torch allocates otherwise while operators are counted. The
+file PID.work in the folder that SIMULATED_CARD_REPORT names has the work of its passes and that of its update.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FOLDER = "SIMULATED_CARD_REPORT"
+"""Variable that names the folder of what processes did."""
+OWN_PACKAGE = Path(__file__).parents[2]
+
+
+class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the work of every operator while it is active."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counter, self._end = _work_counter(), end
+        self._passes: Any = None
+        self._is_whole = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True: torch.compile compiles nothing under a dispatch mode that is none of its own."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        subclasses = [kind for kind in types if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
+        if subclasses and FakeTensor not in subclasses:
+            return NotImplemented  # a subclass says what it is made of
+        result = func(*args, **(kwargs or {}))
+        if not subclasses:
+            self._count(func, args, kwargs or {}, result)
+        return result
+
+    def _count(self, *call: Any) -> None:
+        try:
+            self._counter.count(*call, {})
+        except Exception:  # an error of counting is none of the command's
+            self._is_whole = False
+
+    def before_update(self, *_: Any) -> None:
+        """Note the work of the passes."""
+        self._passes = self._passes or self._counter.take_phase()
+
+    def after_update(self, *_: Any) -> None:
+        """Write the work, and end the process."""
+        if self._is_whole:
+            work = {"passes": asdict(self._passes), "update": asdict(self._counter.take_phase())}
+            Path(os.environ[FOLDER], f"{os.getpid()}.work").write_text(json.dumps(work))
+        self._end()
+
+
+def _work_counter() -> Any:
+    """Return a counter of Fitproof's; the user may have a package of the same name, which stays as it is."""
+    name = OWN_PACKAGE.name
+    users = {each: sys.modules.pop(each) for each in [*sys.modules] if each.partition(".")[0] == name}
+    sys.modules[name] = package = ModuleType(name)
+    package.__path__ = [str(OWN_PACKAGE)]
+    try:
+        from pipeline.memory.work import WorkCounter
+
+        return WorkCounter("cuda")
+    finally:
+        for each in [each for each in sys.modules if each.partition(".")[0] == name]:
+            del sys.modules[each]
+        sys.modules.update(users)
+
+
+def count_next_step(end: Callable[[], None]) -> None:
+    """Count the work of the next optimizer step of this process, and end it then."""
+    from torch.optim import optimizer
+
+    try:
+        mode = WorkOfStep(end)
+    except Exception:  # Fitproof's code does not run on this Python or torch
+        end()
+    optimizer.register_optimizer_step_pre_hook(mode.before_update)
+    optimizer.register_optimizer_step_post_hook(mode.after_update)
+    mode.__enter__()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "simulated_card_hook":
+    torch._simulated_card_next_step = count_next_step  # type: ignore[attr-defined]
