@@ -108,6 +108,15 @@ def test_a_script_is_searched_verified_and_handed_back_as_a_command(
     assert len(found(folder).rows) == num_trials
 
 
+def test_a_training_that_does_not_repeat_itself_is_not_said_to_be_another(folder: Path) -> None:
+    (folder / "train.py").write_text(SCRIPT.read_text().replace("torch.manual_seed(0)", ""))
+    assert search("train.py", *BATCH) == 0
+    verification = found(folder).verification
+    assert verification is not None and verification.max_loss_difference is not None
+    assert verification.max_loss_difference > verification.tolerance and verification.same_training is None
+    assert "this training does not repeat itself" in verification.summary and len(verification.runs) == 3
+
+
 def test_a_mean_of_means_is_seen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert search("train.py", *BATCH, "--mean_of_means") == 0
     verification = found(folder).verification
@@ -126,8 +135,9 @@ def test_a_mean_of_means_is_seen(folder: Path, capsys: pytest.CaptureFixture[str
         ),
         (["train.py", *BATCH, "--steps", "1"], "ended by itself after 1 optimizer steps, and 3 are needed"),
         (["-c", "print(1)", "{--flag}"], "without an optimizer step"),
+        (["-c", "import sys\nwhile sys.stdin.readline() != 'y': pass", "{--flag}"], NO_TERMINAL),
     ],
-    ids=["refused by the script", "another effective batch", "ends early", "no optimizer"],
+    ids=["refused by the script", "another effective batch", "ends early", "no optimizer", "asks until it is answered"],
 )
 def test_a_command_that_cannot_be_measured_is_refused_once_in_its_own_words(
     folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str

@@ -1,8 +1,16 @@
 """Processes of the operating system, with those that they have started."""
 
 import contextlib
+import os
+from pathlib import Path
+from typing import BinaryIO
 
 import psutil
+
+
+def unreadable() -> BinaryIO:
+    """Return a stdin of which every read is an error: a script that asks until it is answered would never end."""
+    return Path(os.devnull).open("wb")
 
 
 def kill_family(pid: int, timeout_seconds: float) -> None:

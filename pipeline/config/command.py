@@ -18,7 +18,7 @@ NO_TERMINAL = (
     "a run has no terminal to read from: give what the script asks for as an option, in a file or as a variable"
 )
 """The remedy for a script that asks, as by input() or getpass."""
-ASKED = ("EOFError", "/dev/tty")
+ASKED = ("[Errno 9] Bad file descriptor", "EOFError", "/dev/tty")
 """What a script says that has asked where nobody answers."""
 
 

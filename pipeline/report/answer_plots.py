@@ -112,7 +112,7 @@ def _difference(choice: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
 
 def losses_plots(verification: Verification) -> tuple[Plot, ...]:
     """Return the losses of both over the steps; none if they were not compared."""
-    if verification.plain is None or verification.same_training is None:
+    if verification.plain is None or verification.max_loss_difference is None:
         return ()
     runs = {"plain": verification.plain_losses, "answer": verification.losses}
     series = {name: list(enumerate(losses, 1)) for name, losses in runs.items()}

@@ -183,8 +183,8 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         residual = f"the time model misses the measured times by {100 * certificate.residual_rms:.0f} %"
         detail = certificate.missing if certificate.is_adequate else residual
         found.append(Headline(title="bound", value="none", detail=detail))
-    if verification is not None and verification.same_training is not None:
-        value = "yes" if verification.same_training else "no"
+    if verification is not None and verification.max_loss_difference is not None:
+        value = {True: "yes", False: "no", None: "not known"}[verification.same_training]
         detail = f"losses differ by {verification.max_loss_difference:.2g}, tolerance {verification.tolerance:.2g}"
         found.append(Headline(title="same training", value=value, detail=detail))
     return tuple(found)

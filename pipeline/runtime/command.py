@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from pipeline.base.processes import kill_family
+from pipeline.base.processes import kill_family, unreadable
 from pipeline.base.results import Finished, MemoryUse, Outcome, StepRecord
 from pipeline.config.command import Command
 from pipeline.runtime import command_hook
@@ -47,9 +47,10 @@ def run_command(command: Command, _: None, emit: Callable[[Any], None], *, stop:
             server.listen()
             words = command.with_copies(Path(folder))
             try:
-                process = subprocess.Popen(  # in a session of its own it cannot ask at the terminal, and wait
-                    words, env=_variables(command, path), stdin=subprocess.DEVNULL, start_new_session=True
-                )
+                with unreadable() as stdin:
+                    process = subprocess.Popen(  # in a session of its own it cannot ask at the terminal, and wait
+                        words, env=_variables(command, path), stdin=stdin, start_new_session=True
+                    )
             except OSError as error:
                 emit(Failed(Outcome.CRASHED, f"{words[0]} cannot be started ({error.strerror}); {NAMED}"))
                 return

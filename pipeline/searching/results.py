@@ -21,6 +21,8 @@ TOKENS, SAMPLES = "tokens/s", "samples/s"
 FEW_DIMENSIONS = 4
 """Dimensions that are all shown, whether or not their values differ."""
 OWN_COMMAND = "fitproof main --config best.yaml"
+MAY_DIFFER = 2.0
+"""Two trainings that do not repeat themselves may differ by this multiple of what two runs of one of them did."""
 TOO_LARGE = (Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET)
 """Outcomes of a configuration that does not fit."""
 ALWAYS = ("micro_batch_size", "sequence_length")
@@ -218,6 +220,8 @@ class Verification:
     """Greatest difference of the two losses in any optimizer step."""
     tolerance: float
     """Difference that the round-off of the two number formats may cause."""
+    repeat_difference: float | None = None
+    """The same difference of two runs of the plain configuration, which is measured where the losses do not agree."""
     seconds_measured: float
     """Device time of all its runs, from the start of each process to its end."""
     runs: tuple[Trial, ...] = ()
@@ -248,8 +252,17 @@ class Verification:
 
     @property
     def same_training(self) -> bool | None:
-        """Whether the losses agree; None if they were not compared."""
-        return None if self.max_loss_difference is None else self.max_loss_difference <= self.tolerance
+        """Whether the losses agree; None if they were not compared, or differ as much from one run to the next."""
+        if self.max_loss_difference is None or self.differs_as_repeats:
+            return None
+        return self.max_loss_difference <= self.tolerance
+
+    @property
+    def differs_as_repeats(self) -> bool:
+        """Whether the losses differ by no more than those of two runs of one configuration may."""
+        if self.max_loss_difference is None or self.repeat_difference is None:
+            return False
+        return self.tolerance < self.max_loss_difference <= MAY_DIFFER * self.repeat_difference
 
     @property
     def difference(self) -> str:
@@ -261,11 +274,18 @@ class Verification:
         share = max(abs(one - other) / abs(other) for one, other in pairs if other)
         differing = [name for name, value in self.answer.choice.items() if value != self.plain.choice.get(name)]
         cause = ": accumulation is not the same training here" if differing == ["micro_batch_size"] else ""
+        if self.differs_as_repeats:
+            cause = (
+                f", as two runs of {label(self.plain.choice)} do: this training does not repeat itself (has everything "
+                "a seed?), so losses do not tell whether it is the same"
+            )
         return f"they differ by {100 * share:.2g} % at most, from step {first} on{cause}"
 
     @property
     def verdict(self) -> str:
         """The result in one short sentence."""
+        if self.differs_as_repeats:
+            return f"Trained again, its losses are not those of plain training; {self.difference}"
         if self.same_training is None:
             return f"Trained again: {self.answer.outcome}"
         verdict = "are" if self.same_training else "are NOT"
@@ -281,6 +301,7 @@ class Verification:
         text += " (more than 40 % slower than its fastest run: its speed is not counted)" if self.was_slowed else ""
         if self.plain is not None and self.max_loss_difference is not None:
             verdict = "the same training" if self.same_training else "NOT the same training"
+            verdict = "not comparable" if self.differs_as_repeats else verdict
             text += (
                 f"; against {label(self.plain.choice)} its losses differ by at most {self.max_loss_difference:.2g} "
                 f"(tolerance {self.tolerance:.2g}): {verdict}"

@@ -85,7 +85,16 @@ def verify(
         runs = [*tried, plain]
     own = answer.trial.tokens_per_second if answer.trial.fits else None
     was_slowed = own is not None and is_slowed(own, speeds(choice, trials, extra))
-    return _verification(problem, answer, plain, runs, was_slowed)
+    found = _verification(problem, answer, plain, runs, was_slowed)
+    if plain is None or found.same_training is not False:
+        return found
+    again = train(dict(plain.trial.choice), PLAIN)  # it may be that no two runs agree, as without a seed
+    return replace(
+        found,
+        repeat_difference=_compared(again, plain).get("max_loss_difference"),
+        runs=(*found.runs, again.trial),
+        seconds_measured=found.seconds_measured + again.result.seconds_total,
+    )
 
 
 def has_taken(num_steps: int, seconds: Sequence[float]) -> bool:

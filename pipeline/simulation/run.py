@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
-from pipeline.base.processes import kill_family
+from pipeline.base.processes import kill_family, unreadable
 from pipeline.simulation.cards import Card
 from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.hook import ranks
@@ -147,14 +147,15 @@ def run_command(
     )
     output = None if log is None else log.open("wb")
     try:
-        process = subprocess.Popen(  # where nobody sees what it asks, neither input() nor getpass is to wait
-            wanted.command,
-            env={**base, **card},
-            stdin=None if output is None else subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=output is not None,
-        )
+        with unreadable() as stdin:
+            process = subprocess.Popen(  # where nobody sees what it asks, neither input() nor getpass is to wait
+                wanted.command,
+                env={**base, **card},
+                stdin=None if output is None else stdin,
+                stdout=output,
+                stderr=output,
+                start_new_session=output is not None,
+            )
         latest = math.inf if end is None else end + GRACE_SECONDS
 
         def is_over() -> bool:
