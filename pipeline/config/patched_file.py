@@ -83,7 +83,7 @@ def read_patched_file(path: str) -> PatchedFile:
         return PatchedFile(path, Path(path).read_text())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidInputError(f"{path} must be a readable file ({reason}); check the path in patch") from error
+        raise InvalidInputError(f"{path} must be a readable file ({reason}); check its path") from error
 
 
 def _read(path: str, text: str) -> Any:
