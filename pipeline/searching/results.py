@@ -276,8 +276,8 @@ class Verification:
         cause = ": accumulation is not the same training here" if differing == ["micro_batch_size"] else ""
         if self.differs_as_repeats:
             cause = (
-                f", as two runs of {label(self.plain.choice)} do: this training does not repeat itself (has everything "
-                "a seed?), so losses do not tell whether it is the same"
+                f", as two runs of {label(self.plain.choice)} do: this training does not repeat itself (is each "
+                "seed set?), so losses do not tell whether it is the same"
             )
         return f"they differ by {100 * share:.2g} % at most, from step {first} on{cause}"
 
