@@ -405,7 +405,7 @@ def test_one_of_several_templates_must_have_the_name_default(tmp_path: Path) -> 
 
 UNREADABLE: list[tuple[Any, str]] = [
     ("not json", "1 are not JSON, line 2 first"),
-    ("[3]", "1 are not objects with names"),
+    ("[3]", "1 are neither objects with names nor lists of messages, line 2 first .list"),
     ({"text": "a"}, "1 have neither messages nor .*its fields: text"),
     ({"prompt": "a"}, "1 have neither messages nor .*its fields: prompt"),
     ({"prompt": "a", "completion": 3}, "1 have a message whose role or content is not text"),

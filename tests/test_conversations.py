@@ -35,8 +35,9 @@ SYSTEM = {"system": "Be brief."}
 SHARED = {**SYSTEM, "history": [["Is it large?", "Yes."]]}
 SHAREGPT = [{"from": {"user": "human", "assistant": "gpt"}[one["role"]], "value": one["content"]} for one in TALK[1:]]
 NAMED = {"chat__fields__prompt": "ask", "chat__fields__completion": "say", "chat__fields__history": "before"}
-SHAPES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
+SHAPES: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "messages": ({"messages": TALK}, {}),
+    "a list of messages": (TALK, {}),
     "names in capitals": ({"messages": [{**one, "role": one["role"].title()} for one in TALK]}, {}),
     "messages as JSON": ({"messages": json.dumps(TALK)}, {}),
     "lists of fields": ({"messages": {name: [one[name] for one in TALK] for name in ("role", "content")}}, {}),

@@ -74,7 +74,8 @@ CONTAINERS: dict[str, Callable[[Path], object]] = {
     "rows.JSONL": lambda path: path.write_bytes(LINES),
     "rows.ndjson": lambda path: path.write_bytes(LINES.replace(b"\n", b"\r\n\r\n")),
     "bom.jsonl": lambda path: path.write_bytes(b"\xef\xbb\xbf" + LINES),
-    "pretty.jsonl": lambda path: path.write_text("\n".join(json.dumps(row, indent=1) for row in ROWS)),
+    "pretty.jsonl": lambda path: path.write_text("\n" + "\n".join(json.dumps(row, indent=1) for row in ROWS)),
+    "array.jsonl": lambda path: path.write_text(json.dumps(ROWS) + "\n\n"),
     "array.json": lambda path: path.write_text(json.dumps(ROWS)),
     "pretty.json": lambda path: path.write_text("\ufeff" + json.dumps(ROWS, indent=1), encoding="utf-8"),
     "lines.json": lambda path: path.write_bytes(LINES),
@@ -144,7 +145,7 @@ def test_json_is_read_in_whatever_parts_it_arrives(rows: list[dict[str, Any]], d
     [
         ("a.json", b'[{"prompt": "a", "completion": "b"}, {"prompt": "a', "row 2 is not .*; fix or remove it"),
         ("a.json", b"[" * 100_000, "row 1 is not"),
-        ("a.jsonl", b"[" * 100_000, "are nested too deeply"),
+        ("a.jsonl", b'{"prompt": ' + b"[" * 100_000, "are nested too deeply"),
         ("a.jsonl", b'{"prompt": ' + b"1" * 5000 + b"}", "1 are not JSON, line 1 first"),
         ("a.jsonl.gz", gzip.compress(LINES)[:-20], "must be a whole .gz file"),
         ("a.jsonl.gz", LINES, "must be a whole .gz file"),

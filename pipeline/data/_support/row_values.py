@@ -8,10 +8,10 @@ from pipeline.data._support.chat_template import UnreadableRowError
 
 
 def parsed(row: Any) -> Mapping[str, Any]:
-    """Return a row, which may be JSON text, without nulls.
+    """Return a row, which may be JSON text, without nulls; a list of messages is one with the field turns.
 
     Raises:
-        UnreadableRowError: it is no object with names.
+        UnreadableRowError: it is neither.
 
     """
     try:
@@ -20,8 +20,10 @@ def parsed(row: Any) -> Mapping[str, Any]:
         raise UnreadableRowError("are not JSON", getattr(error, "msg", str(error))) from error
     except RecursionError as error:
         raise UnreadableRowError("are nested too deeply") from error
+    if isinstance(row, list) and row and all(isinstance(turn, Mapping) for turn in row):
+        return {"turns": row}
     if not isinstance(row, Mapping):
-        raise UnreadableRowError("are not objects with names")
+        raise UnreadableRowError("are neither objects with names nor lists of messages", type_name(row))
     return row
 
 

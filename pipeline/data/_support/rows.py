@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -145,18 +146,16 @@ def _lines(path: Path, stream: IO[bytes]) -> Iterator[str]:
 
 
 def _json_lines(path: Path, stream: IO[bytes]) -> Iterator[tuple[str, Row]]:
-    """Return the lines that are not blank; a file that begins as values of several lines do is read as those."""
+    """Return the lines that are not blank; a file that is one array, or values of several lines, is read as those."""
     numbered = ((number, line) for number, line in enumerate(_lines(path, stream), 1) if line.strip())
-    for number, line in numbered:
-        if number == 1 and (line.strip() in ("{", "[") or line.lstrip().startswith("[{")):
-            yield from _values(path, (f"{text}\n" for text in _first(line, (line for _, line in numbered))))
-            return
-        yield f"line {number}", line
-
-
-def _first(item: str, others: Iterable[str]) -> Iterator[str]:
-    yield item
-    yield from others
+    begin = [*islice(numbered, 2)]
+    first = begin[0][1].strip() if begin else ""
+    is_longer = first == "{" or (first[:1] == "[" and (len(begin) == 1 or not first.endswith("]")))
+    everything = chain(begin, numbered)
+    if is_longer:
+        yield from _values(path, (f"{line}\n" for _, line in everything))
+    else:
+        yield from ((f"line {number}", line) for number, line in everything)
 
 
 def _json(path: Path, stream: IO[bytes]) -> Iterator[tuple[str, Row]]:
@@ -210,7 +209,7 @@ def _csv(path: Path, stream: IO[bytes]) -> Iterator[tuple[str, Row]]:
     lines = (f"{line}\n" for line in _lines(path, stream))
     head = next(lines, "")
     separator = max(",;\t", key=head.count)
-    reader = csv.DictReader(_first(head, lines), delimiter=separator)
+    reader = csv.DictReader(chain([head], lines), delimiter=separator)
     try:
         for number, row in enumerate(reader, 1):
             if None in row:
