@@ -20,7 +20,7 @@ from pipeline.memory.device import fraction_of, total_bytes
 from pipeline.memory.timeline import Timeline
 from pipeline.memory.work import Work
 from pipeline.prediction.fake_batches import RepeatedRow
-from pipeline.prediction.patches import documents_known, lines_of_documents, lines_of_outliers
+from pipeline.prediction.patches import lines_of_documents, lines_of_outliers, masks_known, masks_of
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.prediction_cache import cached
 from pipeline.simulation.report import unknown_reads_of
@@ -84,7 +84,7 @@ def run_on_card(request: CardRequest) -> Prediction:
     assert typical is not None
     experiment, rows = _shortened(request.experiment, prepared)
     answered = lines_of_documents() | lines_of_outliers()
-    with documents_known("position_ids" in prepared.train.batch([0])):
+    with masks_known(**masks_of(experiment, prepared)):
         timeline: Timeline | None = None
 
         def at_end(loop: Loop) -> None:

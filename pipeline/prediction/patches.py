@@ -1,7 +1,7 @@
 """Replacements for functions that read the values of tensors, which fake tensors do not have."""
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from importlib.metadata import version
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 
@@ -58,11 +59,21 @@ def not_predicted(experiments: Iterable[Experiment], kind: str) -> tuple[str, ..
     return tuple(dict.fromkeys(sentences))
 
 
+def masks_of(experiment: Experiment, prepared: Prepared) -> Mapping[str, bool]:
+    """Return what is known of masks: whether sequences have several documents, and whether any has padding.
+
+    Where a corpus passes no mask, one that a model of transformers makes hides nothing; own code may make any.
+    """
+    batch = prepared.train.batch([0])
+    is_own = experiment.family == "user_model"
+    return {"has_documents": "position_ids" in batch, "has_padding": is_own or "attention_mask" in batch}
+
+
 @contextmanager
-def without_values(*, has_documents: bool) -> Iterator[None]:
+def without_values(**masks: bool) -> Iterator[None]:
     """Replace the functions of a training run that read values or set random generators, and restore them on exit.
 
-    `has_documents` says whether sequences have several documents, which attention keeps apart.
+    `masks` is what is known of masks.
 
     Raises:
         InvalidInputError: this version of torch lacks one of them.
@@ -79,15 +90,15 @@ def without_values(*, has_documents: bool) -> Iterator[None]:
             (adafactor, "_single_tensor_adafactor", _with_ones_for_values(adafactor)),
         ):
             stack.enter_context(replaced(owner, name, replacement))
-        stack.enter_context(documents_known(has_documents))
+        stack.enter_context(masks_known(**masks))
         yield
 
 
 @contextmanager
-def documents_known(has_documents: bool) -> Iterator[None]:
+def masks_known(*, has_documents: bool = False, has_padding: bool = True) -> Iterator[None]:
     """Replace transformers' searches for documents and for padding, whose answers are of values, inside this context.
 
-    `has_documents` says what it finds; a mask of padding has some.
+    `has_documents` and `has_padding` say what they find.
     """
     from transformers import masking_utils
 
@@ -96,7 +107,8 @@ def documents_known(has_documents: bool) -> Iterator[None]:
             stack.enter_context(patch.object(masking_utils, DOCUMENTS, _documents_found(masking_utils, has_documents)))
         for name in PADDING:
             if hasattr(masking_utils, name):
-                stack.enter_context(patch.object(masking_utils, name, _padding_found(getattr(masking_utils, name))))
+                found = _padding_found(getattr(masking_utils, name), has_padding)
+                stack.enter_context(patch.object(masking_utils, name, found))
         yield
 
 
@@ -142,14 +154,15 @@ def _with_ones_for_values(module: Any) -> Any:
     return update_with_ones
 
 
-def _padding_found(may_leave_out: Any) -> Any:
-    """Return a replacement for transformers' question whether a mask can be left out, which reads it: with one, no."""
+def _padding_found(may_leave_out: Any, has_padding: bool) -> Any:
+    """Return a replacement for transformers' question whether a mask can be left out, which reads if it has padding."""
 
     def ask(padding_mask: Tensor | None, *args: Any, **kwargs: Any) -> Any:
-        if padding_mask is None:
-            return may_leave_out(padding_mask, *args, **kwargs)
-        padding_mask.all()  # it allocates memory
-        return False
+        if padding_mask is not None:
+            padding_mask.all()  # it allocates memory
+            if has_padding:
+                return False
+        return may_leave_out(None, *args, **kwargs)
 
     return ask
 

@@ -25,7 +25,7 @@ from pipeline.prediction.fake.gradient_buckets import GradientBuckets
 from pipeline.prediction.fake.grouped_products import grouped_products
 from pipeline.prediction.fake.model import leave_out_values
 from pipeline.prediction.fake_batches import RepeatedRow
-from pipeline.prediction.patches import without_values
+from pipeline.prediction.patches import masks_of, without_values
 from pipeline.techniques._support import data_parallel
 from pipeline.training.profiler import record_lifetimes
 from pipeline.training.step import changed_on_host
@@ -69,13 +69,10 @@ def record(experiment: Experiment, prepared: Prepared, num_rows: int) -> Timelin
 
 
 @contextmanager
-def simulated(*, has_documents: bool = False) -> Iterator[CachedFakeTensorMode]:
-    """Create fake tensors inside this context; the process is restored on exit.
-
-    `has_documents` says whether sequences have several documents, which attention keeps apart.
-    """
+def simulated(**masks: bool) -> Iterator[CachedFakeTensorMode]:
+    """Create fake tensors inside this context; the process is restored on exit; `masks` is what is known of masks."""
     with (
-        without_values(has_documents=has_documents),
+        without_values(**masks),
         patch.object(data_parallel, "DistributedDataParallel", GradientBuckets),
         grouped_products(),
         ctc_loss(),
@@ -106,11 +103,10 @@ def _record(experiment: Experiment, prepared: Prepared, num_rows: int, built: Tr
         return trainable
 
     rows = RepeatedRow(prepared.train, CPU, num_rows)
-    has_documents = "position_ids" in prepared.train.batch([0])
     with (
         _threads(experiment.num_threads),
         quantized_states(experiment),
-        simulated(has_documents=has_documents) as mode,
+        simulated(**masks_of(experiment, prepared)) as mode,
     ):
         example = replace(prepared, train=rows)
         return record_lifetimes(experiment, example, build=build, inside_of=cpu_buffers, run=mode.run)
