@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from conftest import tiny, with_corpus_of
+from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.base.contracts import Trainable
 from pipeline.base.results import MemoryUse
 from pipeline.memory.breakdown import NUM_LARGEST_THEN, NUM_MOMENTS, at_peak, course_of, modules_at_peak
+from pipeline.memory.meter import make_meter
 from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.timeline import CATEGORIES, Timeline
+from pipeline.prediction.fake.cpu_buffers import cpu_buffers
 from pipeline.training.loop import Message, train
 from pipeline.training.profiler import record_lifetimes
 from pipeline.training.step import build_step
@@ -49,6 +52,29 @@ def test_the_recorded_peak_is_the_allocators(settings: dict[str, Any]) -> None:
     assert max(timeline.allocated_bytes_E) == pytest.approx(
         memory.peak_allocated_bytes, rel=0.001, abs=2 * 5056 + 64
     )  # the states of the random number generator that checkpoints keep, and what numbers in Python become
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_attention_takes_blocks_on_a_cpu(is_transposed: bool, dtype: torch.dtype) -> None:
+    """Its gradient is copied unless the heads are the inner axis of its memory."""
+    shape = (2, 1500, 3, 16) if is_transposed else (2, 3, 1500, 16)
+    query, grad = torch.randn(2, *shape, dtype=dtype)
+    if is_transposed:
+        query, grad = query.transpose(1, 2), grad.transpose(1, 2)
+    query.requires_grad_()
+
+    def attend() -> None:
+        scaled_dot_product_attention(query, query, query, is_causal=True).backward(grad)  # type: ignore[no-untyped-call]
+        query.grad = None
+
+    attend()
+    with LifetimeRecorder(torch.device("cpu"), inside_of=cpu_buffers) as recorder:
+        attend()
+    meter = make_meter(torch.device("cpu"))
+    attend()
+    meter.stop()
+    assert max(recorder.timeline().allocated_bytes_E) == meter.read().peak_allocated_bytes
 
 
 def test_parameters_gradients_and_optimizer_state_are_exact() -> None:

@@ -137,6 +137,13 @@ def test_its_peak_is_predicted(task: str, tmp_path: Path, short_documents: Path)
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
 
 
+def test_masks_that_a_model_makes_itself_hide_nothing_in_a_prediction(tmp_path: Path) -> None:
+    bart = {key: value for key, value in WHISPER.items() if "source" not in key} | {"model_type": "bart"}
+    bart |= {"max_position_embeddings": 64, "attention_dropout": 0.0}
+    experiment = tiny(model=folder_of(tmp_path, bart), eval_steps=0, micro_batch_size=4)
+    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("task", CASES)
 def test_its_peak_on_a_card_is_predicted(task: str, tmp_path: Path, card: Any) -> None:

@@ -11,12 +11,21 @@ from pipeline.prediction.fake.measured_operators import MEASURED, measured_buffe
 aten = torch.ops.aten
 NO_REDUCTION = 0
 """torch's number for reduction="none" (torch.nn._reduction)."""
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: 2,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 3,
+}
+"""Attention in one kernel, with the number of its results."""
+LONGEST = 1024
+"""Queries and keys of attention from which on its buffers, which are of blocks of them, do not grow."""
 
 
 def cpu_buffers(operator: Any, args: tuple[Any, ...]) -> Inside:
     """Return the buffers of one call of an operator."""
     if operator is aten.mse_loss.default:
         return _squared_errors(args)
+    if operator in ATTENTION:
+        return _blocks(operator, args)
     if operator in MEASURED:
         return measured_buffers(operator, args)
     return _converted(args) if operator is aten.add_.Tensor else NOTHING
@@ -33,6 +42,22 @@ def _squared_errors(args: tuple[Any, ...]) -> Inside:
         return NOTHING
     errors = Buffer(inputs.numel() * inputs.element_size())
     return Inside(after=(errors, errors), result_bytes=errors.num_bytes)
+
+
+def _blocks(operator: Any, args: tuple[Any, ...]) -> Inside:
+    """Return the blocks of scores of each thread, which one head of one sequence shows, and a copy of the gradient."""
+    alone = tuple(_of_one_head(arg) if isinstance(arg, Tensor) and arg.dim() > 2 else arg for arg in args)
+    measured = measured_buffers(operator, alone).before
+    results = measured[: ATTENTION[operator]]
+    blocks = tuple(buffer for buffer in measured if buffer not in results)
+    first: Tensor = args[0]
+    is_copied = len(results) == 3 and not first.transpose(1, 2).is_contiguous()
+    copies = (Buffer(first.numel() * first.element_size()),) if is_copied else ()
+    return Inside(after=(*copies, *blocks, *copies))
+
+
+def _of_one_head(argument: Tensor) -> Tensor:
+    return torch.empty(1, 1, *(min(size, LONGEST) for size in argument.shape[2:]), dtype=argument.dtype, device="meta")
 
 
 def _converted(args: tuple[Any, ...]) -> Inside:
