@@ -28,6 +28,7 @@ def test_every_card_is_found_by_its_own_names_and_nothing_else_is_called_so() ->
     [
         *(("RTX 3090", "rtx3090"), ("3090", "rtx3090"), ("RTX 4090 24GB", "rtx4090"), ("A100 80GB", "a100")),
         *(("v100 32gb", "v100-32gb"), ("Tesla V100", "v100"), ("3060 12GB", "rtx3060"), ("2080 ti", "rtx2080ti")),
+        ("RTX 4090 (24 GB)", "rtx4090"),
         *(("4060 Ti 16GB", "rtx4060ti-16gb"), ("rtx a6000", "a6000"), ("RTX 6000 Ada", "rtx6000ada")),
         *(("RTX PRO 6000 Blackwell", "rtxpro6000"), ("RTX 4060 Laptop", "rtx4060laptop"), ("1080Ti", "gtx1080ti")),
     ],

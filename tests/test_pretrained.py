@@ -108,7 +108,7 @@ def truncate_whole(folder: Path) -> None:
         (truncate_shard, "weights must be files of safetensors", "copy or download it again"),
         (exchange_shard, "every tensor that model.safetensors.index.json names must be in its shard", "again"),
         (damage_index, "must be JSON with a weight_map", "write the checkpoint again"),
-        (remove_weights, "pretrained weights need model.safetensors or", "set pretrained=false of its family"),
+        (remove_weights, "pretrained weights need model.safetensors or", "set causal_lm.pretrained=false"),
         (truncate_whole, "weights must be files of safetensors", "copy or download it again"),
     ],
 )

@@ -26,7 +26,7 @@ NOT_OF_TORCH = "nvidia-smi"
 """Source of a memory that torch does not show so."""
 LEFT_OUT = re.compile(r"nvidia|geforce|tesla|quadro|rtx|gtx|generation|gpu|[\s_-]")
 """What people leave out of a card's name, or write in several ways."""
-SIZED = re.compile(r"(.+?)[\s_-]+(\d+)\s*gi?b?", re.IGNORECASE)
+SIZED = re.compile(r"(.+?)[\s_(-]+(\d+)\s*gi?b?\)?", re.IGNORECASE)
 """A name with the memory behind it, as people write 3060 12GB."""
 SHARE_OF_SIZE = (0.88, 1.02)
 """What torch shows of that memory, least and most."""

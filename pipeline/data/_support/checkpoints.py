@@ -54,10 +54,10 @@ def module_of(auto_class: str, name: str, config: Any, *, pretrained: bool) -> n
     return trained
 
 
-def check_weights(name: str) -> None:
+def check_weights(name: str, setting: str) -> None:
     """Raise InvalidInputError unless every file of a model's weights is there and whole; it reads their headers alone.
 
-    What the hub has is downloaded here, before any run: the download is no part of a run's time.
+    `setting` is the one that asks for them. What the hub has is downloaded here, before any run: the download is no part of a run's time.
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
@@ -70,7 +70,7 @@ def check_weights(name: str) -> None:
     elif not _file(name, WEIGHTS_NAME) and not _file(name, WEIGHTS_INDEX_NAME):
         raise InvalidInputError(
             f"pretrained weights need {SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME}, and {name} has neither; name "
-            "another model, or set pretrained=false of its family, such as causal_lm, for random weights of its shape"
+            f"another model, or set {setting}=false for random weights of its shape"
         )
 
 

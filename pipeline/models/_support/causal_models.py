@@ -72,7 +72,7 @@ class CausalModel(Model):
     def check_weights(self, name: str) -> None:
         """Check the files of pretrained weights."""
         if self.pretrained:
-            check_weights(name)
+            check_weights(name, f"{self.task}.pretrained")
 
     def identity(self, name: str) -> str:
         """Return nothing for a preset; of any other model its configuration, whose file may change."""

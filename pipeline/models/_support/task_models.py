@@ -103,7 +103,7 @@ class TaskModel(Model):
     def check_weights(self, name: str) -> None:
         """Check the files of pretrained weights."""
         if self.pretrained:
-            check_weights(name)
+            check_weights(name, f"{self.task}.pretrained")
 
     def identity(self, name: str) -> str:
         """Return its configuration, whose file may change."""
