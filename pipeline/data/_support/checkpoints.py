@@ -57,7 +57,8 @@ def module_of(auto_class: str, name: str, config: Any, *, pretrained: bool) -> n
 def check_weights(name: str, setting: str) -> None:
     """Raise InvalidInputError unless every file of a model's weights is there and whole; it reads their headers alone.
 
-    `setting` is the one that asks for them. What the hub has is downloaded here, before any run: the download is no part of a run's time.
+    `setting` is the one that asks for them. What the hub has is downloaded here, before any run: the download is no
+    part of a run's time.
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
