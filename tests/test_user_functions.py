@@ -241,6 +241,12 @@ def test_batches_without_token_ids_need_a_loss_of_their_own(code: Path) -> None:
         tiny(model="own_code:build", corpus="own_code:read").prepare()
 
 
+@pytest.mark.parametrize("setting", ["model", "corpus"])
+def test_a_function_of_a_file_is_named_by_its_module(setting: str) -> None:
+    with pytest.raises(InvalidInputError, match="folder/own.py:build names a file; write own:build, and run .* folder"):
+        tiny(**{setting: "folder/own.py:build"})
+
+
 def test_a_model_that_reads_tensors_is_built_on_the_cpu(code: Path) -> None:
     code.write_text(WORKS.replace("super().__init__()", "super().__init__(); int(torch.ones(1).item())"))
     assert isinstance(tiny(model="own_code:build").model.build("own_code:build", 512).module, nn.Module)

@@ -21,7 +21,19 @@ NUM_FRAMES = 3
 
 
 def is_function_name(name: str) -> bool:
-    """Whether `name` has the form path.to.module:function."""
+    """Whether `name` has the form path.to.module:function.
+
+    Raises:
+        InvalidInputError: it has the module's file in place of its name.
+
+    """
+    file, separator, function = name.rpartition(".py:")
+    if separator:
+        path = Path(file)
+        raise InvalidInputError(
+            f"a function is named by its module, and {name} names a file; write {path.name}:{function}, and run it in "
+            f"the folder {path.parent} or with PYTHONPATH={path.parent}"
+        )
     return NAME.fullmatch(name) is not None
 
 

@@ -354,7 +354,7 @@ def family_of(name: str, task: str | None = None) -> str:
             if task in (None, key) or (key == "causal_lm" and task in OF_PAIRS):
                 return task or key
             raise InvalidInputError(f"{name} is trained for {key}, and task is {task}; set task=none, or name a folder")
-    if task is not None and not is_function_name(name):
+    if not is_function_name(name) and task is not None:
         return task
     for key, family in MODELS.items():
         if family.opens(name):

@@ -44,6 +44,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "tensor_parallel_degree": ("tensor_parallel",),
     "tp_size": ("tensor_parallel",),
     "tp": ("tensor_parallel",),
+    "deepspeed": ("sharding=fsdp",),
     "fsdp": ("sharding=fsdp",),
     "fsdp_version": ("sharding=fsdp",),
     "fsdp_reshard_after_forward": ("reshard_after_forward",),
