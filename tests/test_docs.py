@@ -382,6 +382,21 @@ def model_of(configuration: str) -> str:
     return f"gpt2-nano, {wide}"
 
 
+def test_the_errors_of_other_models_are_those_of_their_file() -> None:
+    with (ROOT / "benchmarks" / "other_models_cpu_2026-11-27.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        key = row["of"] if row["of"] == "own function" else row["precision"]
+        errors.setdefault(key, []).append(float(row["error_percent"]))
+    words = " ".join(text_of("docs/prediction.md").split())
+    assert len(errors["fp32"]) == 12 and not any(errors["fp32"])
+    assert "twelve of twelve in fp32 are 0.00 % off" in words
+    assert len(errors["bf16"]) == 6 and max(errors["bf16"]) <= 0
+    assert f"six in bf16 at most {-min(errors['bf16']):.2f} % below" in words
+    assert f"a function of one's own is {max(errors['own function'])} % above" in words
+
+
 def test_the_table_of_predictions_is_that_of_its_file() -> None:
     with (ROOT / "benchmarks" / "prediction_cpu_2026-11-22.csv").open() as file:
         rows = list(csv.DictReader(file))
