@@ -51,7 +51,9 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(page: str) -> list[str]:
     """Return the commands of a page, without comments."""
-    lines = [line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [
+        line.split("  #")[0].strip() for block in blocks(page, "sh") for line in block.replace("\\\n", "").splitlines()
+    ]
     return [line for line in lines if line]
 
 

@@ -284,8 +284,10 @@ def test_a_card_in_words_has_what_others_leave_and_says_that_torch_has_no_kernel
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(
-        'import torch\nx = torch.ones(8, device="cuda", requires_grad=True)\noptimizer = torch.optim.SGD([x])\n'
-        "for _ in range(2):\n    x.sum().backward()\n    optimizer.step()"
+        'import torch\nx = torch.ones(1, 2, 8, 16, device="cuda", requires_grad=True)\n'
+        "optimizer = torch.optim.SGD([x])\n"
+        "attention = torch.nn.functional.scaled_dot_product_attention  # which asks for the kernels' capability\n"
+        "for _ in range(2):\n    attention(x, x, x, is_causal=True).sum().backward()\n    optimizer.step()"
     )
     monkeypatch.chdir(tmp_path)
     gpu, command = "memory=11GiB,capability=6.1", [str(CUDA_PYTHON), "train.py"]

@@ -117,13 +117,16 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *ke
 
 /* ---- attributes and occupancy: torch and CUB size grids and temporary memory by them ---- */
 
-/* CUB takes the version for one that it was compiled for: the newest of torch's build that the card can run. */
+/* CUB takes the version for one that it was compiled for: the newest of torch's build that the card can run. Where the
+   build has none for an old card, attention asks whether there is one, as in a build that has. */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel) {
     static const int built[] = {BUILT_CAPABILITIES};
+    int of_card = 10 * card_model.major + card_model.minor;
     memset(attributes, 0, sizeof *attributes);
     for (size_t i = 0; i < sizeof built / sizeof *built; i++)
-        if (built[i] <= 10 * card_model.major + card_model.minor && built[i] > attributes->ptxVersion)
-            attributes->ptxVersion = attributes->binaryVersion = built[i];
+        if (built[i] <= of_card && built[i] > attributes->ptxVersion)
+            attributes->ptxVersion = built[i];
+    attributes->binaryVersion = attributes->ptxVersion ? attributes->ptxVersion : of_card;
     attributes->maxThreadsPerBlock = 1024;
     attributes->numRegs = 32;
     cudaDeviceGetAttribute(&attributes->maxDynamicSharedSizeBytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
