@@ -47,6 +47,8 @@ SHAPES: Mapping[str, tuple[Any, dict[str, Any]]] = {
                              for one in TALK[1:]], "systemInstruction": {"parts": [{"text": "Be brief."}]}}, {}),
     "conversations": ({"conversations": TALK}, {}),
     "ShareGPT": ({"conversations": SHAREGPT, **SYSTEM, "tools": "[]"}, {}),
+    "two in a turn": ({"conversation": [{"human": "Is it large?", "assistant": "Yes."},
+                                        {"human": "Sure?\nReally?", "assistant": "No."}], **SYSTEM}, {}),
     "Alpaca": ({"instruction": "Sure?", "input": "Really?", "output": "No.", **SHARED}, {}),
     "history as JSON": ({"instruction": "Sure?\nReally?", "input": "", "output": "No.", **SYSTEM,
                          "history": json.dumps(SHARED["history"])}, {}),

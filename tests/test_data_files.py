@@ -76,6 +76,7 @@ CONTAINERS: dict[str, Callable[[Path], object]] = {
     "bom.jsonl": lambda path: path.write_bytes(b"\xef\xbb\xbf" + LINES),
     "pretty.jsonl": lambda path: path.write_text("\n" + "\n".join(json.dumps(row, indent=1) for row in ROWS)),
     "array.jsonl": lambda path: path.write_text(json.dumps(ROWS) + "\n\n"),
+    "data.json": lambda path: path.write_text(json.dumps({"version": "1", "data": ROWS})),
     "array.json": lambda path: path.write_text(json.dumps(ROWS)),
     "pretty.json": lambda path: path.write_text("\ufeff" + json.dumps(ROWS, indent=1), encoding="utf-8"),
     "lines.json": lambda path: path.write_bytes(LINES),

@@ -84,11 +84,13 @@ class Found:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what was read as what, what was not read, and what is left out, a sentence each."""
-        shapes = ", ".join(f"{count:,} rows as {shape}" for shape, count in self.shapes.most_common())
+        shapes = ", ".join(f"{count:,} row{'s' * (count > 1)} as {shape}" for shape, count in self.shapes.most_common())
         unread = ", ".join(name for name, _ in self.unread.most_common()) or "none"
         notes = [f"{shapes}; fields that were not read: {shorten(unread, 300)}"]
         if self.refused:
-            notes.append(f"{self.num_refused:,} rows are left out: {self.reasons}")
+            notes.append(
+                f"{self.num_refused:,} row{'s are' if self.num_refused > 1 else ' is'} left out: {self.reasons}"
+            )
         return tuple(notes)
 
 

@@ -159,7 +159,13 @@ def _json_lines(path: Path, stream: IO[bytes]) -> Iterator[tuple[str, Row]]:
 
 
 def _json(path: Path, stream: IO[bytes]) -> Iterator[tuple[str, Row]]:
-    return _values(path, _text(path, stream))
+    """Return the values of an array, values one after another, or those of the field `data` of a single object."""
+    values = _values(path, _text(path, stream))
+    begin = [*islice(values, 2)]
+    only = begin[0][1] if len(begin) == 1 else None
+    if isinstance(only, dict) and isinstance(rows := only.get("data"), list):
+        return ((f"row {number}", row) for number, row in enumerate(rows, 1))
+    return chain(begin, values)
 
 
 def _values(path: Path, texts: Iterable[str]) -> Iterator[tuple[str, Row]]:

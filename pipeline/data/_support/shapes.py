@@ -11,6 +11,8 @@ MESSAGES = ("messages", "conversations", "conversation", "dialogue", "dialog", "
 """Fields with a list of turns, each an object with a role and a content."""
 ROLE, CONTENT = ("role", "from"), ("content", "value", "parts")
 """Fields of a turn."""
+BOTH = ("human", ANSWERS)
+"""Fields of a turn that has a question and its answer."""
 ROLES: Mapping[str, str] = {
     "human": "user",
     "prompter": "user",
@@ -185,7 +187,14 @@ def _list_of_turns(value: Any) -> list[Any]:
         raise UnreadableRowError(NO_TURNS, "text that is no JSON")
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise UnreadableRowError(NO_TURNS)
-    return turns
+    return [part for turn in turns for part in _parted(turn)]
+
+
+def _parted(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a turn, or the two of one that has a question and its answer (ShareGPT in Chinese)."""
+    if not {*BOTH} <= {*turn}:
+        return [turn]
+    return [{"role": ROLES.get(name, name), "content": turn[name]} for name in BOTH]
 
 
 def role_of(turn: Mapping[str, Any], reading: Reading) -> str:
