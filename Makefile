@@ -16,6 +16,8 @@ ARGS ?=
 PORT ?= 5000
 BIN := .venv/bin
 IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Two cores have room for a third process: many tests wait, for a server, a signal or the import of a library.
+WAITING := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # An environment that forbids writing compiled modules makes each process of a test compile all of them.
 export PYTHONDONTWRITEBYTECODE :=
@@ -32,7 +34,7 @@ quick: check
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "quick and not slow"
 
 test: check $(CUDA_INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL) -m "not slow" --durations 40
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(WAITING) -m "not slow" --durations 40
 
 test-all: check $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)

@@ -1,9 +1,9 @@
 """Write a table of the seconds that the tests of each file take, from pytest's own record of a run.
 
-    pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slow" --junitxml RECORD.xml
+    pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not slow" --junitxml RECORD.xml
     python benchmarks/test_durations.py RECORD.xml TABLE.csv
 
-Set-up and tear-down count. Two processes ran the tests, so the whole takes half of the sum.
+Set-up and tear-down count. Three processes ran the tests, so the whole takes a third of the sum.
 """
 
 import sys
