@@ -1,11 +1,13 @@
 """Interruptions and errors at rare moments: of a run's start and end, a verification, a study and the cache."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY, tiny
+from conftest import ROOT, TINY, tiny
 from mlflow import MlflowClient
 
 from pipeline.base.errors import InvalidInputError
@@ -251,6 +253,36 @@ def test_ctrl_c_between_the_fork_of_a_process_and_its_arguments_prints_no_traceb
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "interrupted\n") and "Traceback" not in done.stderr, done.stderr
+
+
+CALLED_BACK = """
+import os, signal, time, weakref
+from pipeline.runtime.signals import exit_on_signal, interrupt_on_signal
+
+class Freed:
+    pass
+
+def called_back(_):
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+
+exit_on_signal()
+interrupt_on_signal()
+freed = Freed()
+reference = weakref.ref(freed, called_back)
+try:
+    del freed
+    print("ignored", flush=True)
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_in_a_callback_where_python_ignores_it_is_not_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", CALLED_BACK], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ignored\ninterrupted\n", "")
 
 
 def test_ctrl_c_while_a_run_is_summarized_keeps_its_result(tmp_path: Path) -> None:

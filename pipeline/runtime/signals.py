@@ -18,6 +18,8 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 """Ctrl-C, and the signal that `mlflow run` sends when it receives Ctrl-C."""
 SHOW_CURSOR = b"\x1b[?25h\n"
 """Escape sequence that shows the cursor again after a progress line."""
+SECONDS_TO_RETURN = 0.1
+"""How long a callback may take to return to the code that it interrupted."""
 
 
 def exit_on_signal() -> None:
@@ -31,6 +33,7 @@ def interrupt_on_signal() -> None:
     if signal.getsignal(signal.SIGINT) is _leave:
         for kind in STOPS:
             signal.signal(kind, _interrupt)
+        sys.unraisablehook = _interrupt_again
 
 
 def ignore_signals() -> None:
@@ -98,3 +101,13 @@ def _interrupt(*_: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     raise KeyboardInterrupt
+
+
+def _interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
+    """Interrupt again where nobody saw it: Python ignores what a weak reference's callback or a finalizer raises."""
+    if ignored.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(ignored)
+        return
+    again = threading.Timer(SECONDS_TO_RETURN, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
