@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _IN_ADDRESS = re.compile(r"(://[^:/?#@\s]*):\S+@")
 """user:password@ of a URL; the password may hold any character, for not every driver wants it encoded."""
@@ -29,6 +30,11 @@ def close_to(name: str, names: Iterable[str], most: int = 2, likeness: float = 0
 def did_you_mean(close: Sequence[str], otherwise: str) -> str:
     """Return the question that ends a message about an unknown name; `otherwise` where no name is close."""
     return f"did you mean {' or '.join(close)}?" if close else otherwise
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the names whose values differ, or that one of both lacks, in alphabetical order."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
 def first_line(error: BaseException) -> str:

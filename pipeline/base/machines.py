@@ -24,17 +24,17 @@ class Machine:
         """Whether there is no other machine."""
         return self.count == 1
 
-    def num_ranks(self, world_size: int) -> int:
-        """Return how many of all ranks are on each machine."""
-        return world_size // self.count
-
     def ask_all(self, question: str, own_answer: str) -> list[str]:
         """Return what each machine answers to a question that every one asks, and answers, once.
+
+        One that is alone asks itself.
 
         Raises:
             InvalidInputError: a machine has not answered for minutes.
 
         """
+        if self.is_alone:
+            return [own_answer]
         from torch.distributed.rendezvous import rendezvous
 
         store, _, _ = next(rendezvous("env://", rank=self.number, world_size=self.count))

@@ -21,12 +21,12 @@ NUM_FRAMES = 3
 
 
 def is_function_name(name: str) -> bool:
-    """Whether `name` has the form path.to.module:function.
+    """Whether `name` has the form path.to.module:function."""
+    return NAME.fullmatch(name) is not None
 
-    Raises:
-        InvalidInputError: it has the module's file in place of its name.
 
-    """
+def check_names_no_file(name: str) -> None:
+    """Raise InvalidInputError if a name has a module's file in place of the module."""
     file, separator, function = name.rpartition(".py:")
     if separator:
         path = Path(file)
@@ -34,7 +34,6 @@ def is_function_name(name: str) -> bool:
             f"a function is named by its module, and {name} names a file; write {path.name}:{function}, and run it in "
             f"the folder {path.parent} or with PYTHONPATH={path.parent}"
         )
-    return NAME.fullmatch(name) is not None
 
 
 def call(name: str, *arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from pipeline.base.machines import this_machine
 from pipeline.base.ranks import num_data_ranks
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
-from pipeline.base.user_functions import digest, is_function_name, module_digest
+from pipeline.base.user_functions import check_names_no_file, digest, is_function_name, module_digest
 from pipeline.config.settings import (
     CORPORA,
     FOLLOWS,
@@ -119,7 +119,7 @@ class Experiment:
     @property
     def num_ranks_here(self) -> int:
         """Ranks that are started on this machine; 0 where one process trains alone."""
-        return this_machine().num_ranks(self.world_size) if self.world_size > 1 else 0
+        return self.world_size // this_machine().count if self.world_size > 1 else 0
 
     @property
     def num_steps(self) -> int:
@@ -354,7 +354,8 @@ def family_of(name: str, task: str | None = None) -> str:
             if task in (None, key) or (key == "causal_lm" and task in OF_PAIRS):
                 return task or key
             raise InvalidInputError(f"{name} is trained for {key}, and task is {task}; set task=none, or name a folder")
-    if not is_function_name(name) and task is not None:
+    check_names_no_file(name)
+    if task is not None and not is_function_name(name):
         return task
     for key, family in MODELS.items():
         if family.opens(name):
@@ -370,6 +371,7 @@ def corpus_of(name: str) -> str:
     """Return the name of the corpus class for `name`."""
     if name in CORPORA:
         return name
+    check_names_no_file(name)
     for key, corpus in CORPORA.items():
         if corpus.opens(name):
             return key

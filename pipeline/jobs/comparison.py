@@ -68,8 +68,7 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))
         job.tags({"device": str(first.device)})
         job.file("environment.json", json.dumps(about, indent=1))
-        if not this_machine().is_alone:
-            agree_on_folder(job.folder, plan.save_every is not None)
+        agree_on_folder(job.folder, plan.save_every is not None)
         measuring = _Measuring(plan, job, about, console)
         if plan.resume:
             text = f"going on from {plan.resume}, after {num_taken} of {first.num_steps} optimizer steps"

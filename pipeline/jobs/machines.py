@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, differing
 from pipeline.base.machines import this_machine
 from pipeline.base.progress import progress
 from pipeline.base.results import Outcome
@@ -39,7 +39,7 @@ def check_machines(experiment: Experiment) -> None:
     with progress("waiting for the other machines"):
         first, *others = map(json.loads, machine.ask_all("settings", json.dumps(own)))
     for number, other in enumerate(others, 1):
-        if names := [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]:
+        if names := differing(first, other):
             changes = "; ".join(
                 f"{name} is {first.get(name)} and on machine {number} {other.get(name)}" for name in names
             )

@@ -50,7 +50,7 @@ class PlanSettings(SpaceSettings):
     @property
     def nums_gpus(self) -> tuple[int, ...]:
         """The numbers of cards that train together, each once; none where `gpu` says it."""
-        return tuple(dict.fromkeys(map(int, (self.gpus or "").split(",")))) if self.gpus else ()
+        return tuple(dict.fromkeys(map(int, self.gpus.split(",")))) if self.gpus else ()
 
     @property
     def known_link(self) -> Link | None:

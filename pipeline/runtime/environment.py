@@ -12,6 +12,7 @@ from pathlib import Path
 import pynvml
 import torch
 
+from pipeline.base.errors import differing
 from pipeline.memory.device import device_name, total_bytes
 
 PACKAGES = ("torch", "transformers", "tokenizers", "optuna")
@@ -56,10 +57,10 @@ def versions() -> dict[str, str]:
 def why_other_versions(there: Mapping[str, str]) -> str | None:
     """Return why a worker of this machine cannot join a search with these versions; None if it can."""
     own = versions()
-    differing = sorted(name for name in {*own, *there} if own.get(name) != there.get(name))
-    if not differing:
+    names = differing(own, there)
+    if not names:
         return None
-    changes = "; ".join(f"{name} is {own.get(name)}, and is {there.get(name)} there" for name in differing)
+    changes = "; ".join(f"{name} is {own.get(name)}, and is {there.get(name)} there" for name in names)
     return f"a worker needs the versions of the search that it joins: {changes}; install the same on both machines"
 
 

@@ -53,9 +53,11 @@ def launch_ranks(
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # the CUDA runtime must not be asked before a fork
     machine, count = this_machine(), experiment.num_ranks_here
-    for variable in SOCKETS if machine.is_alone else ():
-        os.environ.setdefault(variable, LOOPBACK)
-    first, meet_at = (0, f"file://{rendezvous_file}") if machine.is_alone else (machine.number * count, "env://")
+    first, meet_at = machine.number * count, "env://"
+    if machine.is_alone:
+        meet_at = f"file://{rendezvous_file}"
+        for variable in SOCKETS:
+            os.environ.setdefault(variable, LOOPBACK)
     lock = multiprocessing.get_context("fork").Lock()
     own = (first, experiment, work, send, lock, progress, meet_at)
     try:  # forked from this process, which is clean and has imported torch

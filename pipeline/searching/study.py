@@ -19,7 +19,7 @@ from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.errors import InvalidInputError, differing
 from pipeline.base.results import Outcome
 from pipeline.config.space import Choice, Space
 from pipeline.runtime.ownership import this_process
@@ -297,9 +297,9 @@ class StoredStudy:
         if stored is None:
             self._study.set_user_attr(IDENTITY, dict(identity))
             return
-        differing = sorted(name for name in {*stored, *identity} if stored.get(name) != identity.get(name))
-        if differing:
-            changes = "; ".join(f"{name} is {identity.get(name)}, and was {stored.get(name)}" for name in differing)
+        names = differing(stored, identity)
+        if names:
+            changes = "; ".join(f"{name} is {identity.get(name)}, and was {stored.get(name)}" for name in names)
             raise InvalidInputError(
                 f"the study {self._study.study_name!r} was measured under other conditions: {changes}; measure under "
                 "the same conditions, or begin another study: set study=NAME, or leave study out"

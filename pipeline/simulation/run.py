@@ -23,7 +23,7 @@ from pipeline.simulation.report import Process, has_steering_read, read_report
 from pipeline.simulation.torch_build import CpuBuildError, find_torch
 
 OPERATORS = Path(watch.__file__).with_name("operators.py")
-"""A hook that imports torch itself, so this process does not import it."""
+"""A hook that notes the operator whose allocation fails; it imports torch itself, so this process does not."""
 NO_KERNELS = "has no kernels for"
 GRACE_SECONDS = 30.0
 """How long after its time limit a process may take to write its record."""
@@ -55,10 +55,8 @@ class Simulate:
     """Ends it, and whatever would run after it, once it is set."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of the environment, beside those of this process."""
-    notes_failed_operator: bool = False
-    """Whether the operator whose allocation fails is noted; its processes are slower then."""
     hook: Path | None = None
-    """A Python file that its processes run once torch is imported, such as one that looks at the step after these."""
+    """A Python file that its processes run once torch is imported, as OPERATORS; they are slower then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,6 @@ def run_command(
     hooks = [
         *([Path(ranks.__file__)] if wanted.world_size > 1 else []),
         Path(watch.__file__),
-        *([OPERATORS] if wanted.notes_failed_operator else []),
         *([wanted.hook] if wanted.hook else []),
     ]
     card = environment(

@@ -11,7 +11,7 @@ from pipeline.memory.breakdown import Breakdown, at_event
 from pipeline.prediction.commands.smallest_memory import card_of, run_hidden
 from pipeline.prediction.commands.snapshot import SourceLines, history_of
 from pipeline.simulation.record import FailedAllocation, Record
-from pipeline.simulation.run import Simulate, SimulatedRun
+from pipeline.simulation.run import OPERATORS, Simulate, SimulatedRun
 
 BLOCK_BYTES = 512
 """Torch's allocator rounds requests up to multiples of it (kMinBlockSize in c10/core/AllocatorConfig.h)."""
@@ -88,7 +88,7 @@ def held_then(run: SimulatedRun, roomy: SimulatedRun) -> Breakdown | None:
 
 def with_tensor(failed: OutOfMemory, wanted: Simulate, folder: Path) -> OutOfMemory:
     """Return the failed allocation with its tensor, which a run of the command tells whose operators are watched."""
-    run = run_hidden(replace(wanted, notes_failed_operator=True), folder)
+    run = run_hidden(replace(wanted, hook=OPERATORS), folder)
     again, files = _failed(run), sorted(folder.glob("*.operator"))
     if again is None or again[1].wanted_bytes != failed.wanted_bytes or not files:
         return failed
