@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 from pipeline.base.contracts import Hardware
 from pipeline.config.experiment import Experiment, make_experiment
-from pipeline.planning.rates import cost_prior
+from pipeline.planning.rates import cost_prior, links_of
 from pipeline.planning.step_time import StepTime, estimated
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict_all import predict_each
@@ -33,7 +33,7 @@ from pipeline.simulation.links import find_link
 FOLDER = Path(__file__).parent
 PUBLISHED = FOLDER / "published" / "llm_foundry.csv"
 ROOM = 1 << 50
-VOCABULARY, GPUS_OF_MACHINE = 50368, 8
+VOCABULARY = 50368
 SHAPES = {
     "125m": (12, 768, 12),
     "350m": (24, 1024, 16),
@@ -147,8 +147,8 @@ def simulate(rows: Sequence[Row], table: Path) -> None:
 
 def timed(row: Row, prediction: Prediction, card: Hardware) -> Row:
     """Return the row with its estimated seconds."""
-    link = find_link(BETWEEN_MACHINES[row.card]) if row.gpus > GPUS_OF_MACHINE else None
-    time = estimated(prediction, row.accumulation_steps, cost_prior(card, link))
+    links = links_of(card, between=find_link(BETWEEN_MACHINES[row.card]))
+    time = estimated(prediction, row.accumulation_steps, cost_prior(card, links))
     return replace(row, overlapped_seconds=time.overlapped_seconds, serial_seconds=time.serial_seconds)
 
 

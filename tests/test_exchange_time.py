@@ -9,14 +9,14 @@ from test_plan import table
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.memory.work import Work
-from pipeline.planning.rates import cost_prior
+from pipeline.planning.rates import cost_prior, links_of
 from pipeline.planning.step_time import estimated
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.simulation import cards
-from pipeline.simulation.links import LINKS, Link, find_link, link_of
+from pipeline.simulation.links import LINKS, Link, Links, find_link, link_of
 
 H100, RANKS = find_card("h100"), 4
 BF16, FLOAT32 = 2, 4
@@ -61,7 +61,9 @@ def test_every_collective_is_counted_to_the_byte() -> None:
         f"sent by all_gather {among}": own * BF16 * (total + layers),
         f"sent by reduce_scatter {among}": own * FLOAT32 * total,
     }
-    assert copies.last_pass_work.sent_bytes == {f"sent by all_reduce {among}": 2 * own * FLOAT32 * total / 2}
+    assert copies.last_pass_work.sent_bytes == {
+        f"sent by all_reduce {among} in steps of 2": 2 * own * FLOAT32 * total / 2
+    }
     halves = sent(sharding="fsdp", reshard_after_forward=2)
     assert halves.pass_work.sent_bytes[gathered] == SHARE * BF16 * total
     assert halves.pass_work.sent_bytes[f"sent by all_gather {among}"] == BF16 * layers / 2
@@ -103,9 +105,11 @@ def test_what_is_sent_overlaps_with_computing_or_not() -> None:
 
     def times(pass_sent: float, last_sent: float, waited: float = 0.0) -> tuple[float, float]:
         works = {
-            "pass_work": Work({"bfloat16": 989.4e12 * 0.5}, sent_bytes={"sent by x": pass_sent / seconds_of_byte}),
-            "last_pass_work": Work(sent_bytes={"sent by x": last_sent / seconds_of_byte}),
-            "update_work": Work(sent_bytes={"sent by x, waited for": waited / seconds_of_byte}),
+            "pass_work": Work(
+                {"bfloat16": 989.4e12 * 0.5}, sent_bytes={"sent by all_gather of 4": pass_sent / seconds_of_byte}
+            ),
+            "last_pass_work": Work(sent_bytes={"sent by all_gather of 4": last_sent / seconds_of_byte}),
+            "update_work": Work(sent_bytes={"sent by all_reduce of 4, waited for": waited / seconds_of_byte}),
         }
         prior = cost_prior(H100)
         time = estimated(Prediction(**{**vars(base), **works}), 4, prior)
@@ -126,6 +130,18 @@ def test_links_have_names_numbers_of_ports_and_rates() -> None:
     for wrong in ("nvlink9", "0GB/s", "50", "0xpcie4"):
         with pytest.raises(InvalidInputError, match="link is one of nvlink1, "):
             find_link(wrong)
+
+
+def test_a_group_of_ranks_on_several_machines_sends_over_their_ports() -> None:
+    links = links_of(H100)
+    assert links.within == LINKS["nvlink4"] and links.between == find_link("8xinfiniband-ndr")
+    slow = Links(LINKS["nvlink4"], find_link("45GB/s"))
+    assert slow.slowdown(8, 1) == slow.slowdown(2, 4) == 1  # of one machine
+    assert slow.slowdown(16, 1) == 10  # of two, alone on the ports
+    assert slow.slowdown(2, 8) == 80  # with seven other groups
+    assert slow.slowdown(8, 2) == 20  # with one other
+    fast = Links(find_link("10GB/s"), find_link("45GB/s"))
+    assert fast.slowdown(16, 1) == 1  # as slow as its slowest part
 
 
 def link_of_card(name: str) -> Link:

@@ -122,6 +122,8 @@ class PlanOptions(RunOptions, total=False):
     gpus: int | str | None
     prices: dict[str, float]
     link: str | None
+    machine_link: str | None
+    gpus_per_machine: int
     other_processes: str | None
     install: bool
     all: bool

@@ -36,7 +36,7 @@ from pipeline.planning.clipping import cost_of_clipping
 from pipeline.planning.longest import MULTIPLE, Longest, largest_length, longest_of_each
 from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, experiments_on, planned_row
 from pipeline.planning.promising import predict_promising
-from pipeline.planning.rates import cost_prior, note_on_link, note_on_rates
+from pipeline.planning.rates import cost_prior, note_on_links, note_on_rates
 from pipeline.planning.reasons import compared, reasons_for
 from pipeline.planning.step_time import CostPrior
 from pipeline.prediction.card_processes import card_processes, python_on_cuda_build
@@ -184,7 +184,8 @@ def _card_plan(
     """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = budget_bytes_on(budget, own.other_processes, target)
     experiments, choices, refusals = experiments_on(target, values, space, own.mathematics)
-    prior = cost_prior(target, own.known_link)
+    links, world_size = own.links(target), max((one.world_size for one in experiments), default=1)
+    prior = cost_prior(target, links)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
     causes: list[str] = []
@@ -215,7 +216,7 @@ def _card_plan(
     notes = [
         *notes_on_card(target),
         note_on_rates(target),
-        note_on_link(target, own.known_link) if any(one.world_size > 1 for one in experiments) else None,
+        note_on_links(links, world_size) if links and world_size > 1 else None,
         *counted_causes(causes, len(experiments)),
         *not_predicted(experiments, target.kind),
         *notes_on(experiments),

@@ -11,9 +11,10 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import check_one_limit, other_bytes, parse_budget
 from pipeline.config.space import SpaceSettings
 from pipeline.memory.device import find_device, hardware_of
+from pipeline.planning.rates import links_of
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.simulation.links import SEVERAL, Link, find_link
+from pipeline.simulation.links import GPUS_PER_MACHINE, SEVERAL, Links, find_link
 
 
 class PlanSettings(SpaceSettings):
@@ -28,8 +29,13 @@ class PlanSettings(SpaceSettings):
     prices: dict[str, PositiveFloat] = Field(default={})
     """What an hour of a card costs, as {"h100": 2.5, "a100": 1.3}, in any currency: the plan says what tokens cost."""
     link: str | None = None
-    """What connects the cards: nvlink4, pcie4, 8xinfiniband-ndr, ethernet-100g, ..., or 90GB/s in one direction; none:
-    what connects such cards in a machine."""
+    """What connects the cards of a machine: nvlink4, pcie4, ethernet-100g, ..., or 90GB/s in one direction; none: what
+    connects such cards."""
+    machine_link: str | None = None
+    """What all ports of a machine carry to others, where there are more cards than one has: 8xinfiniband-ndr, 400Gb/s,
+    ...; none: those of NVIDIA's own machines with such cards, else as within a machine."""
+    gpus_per_machine: PositiveInt = GPUS_PER_MACHINE
+    """Cards of a machine, which have neighbouring numbers."""
     other_processes: str | None = None
     """Memory of each card that other processes hold, such as 1.2GiB; none: nothing."""
     install: bool = False
@@ -52,15 +58,15 @@ class PlanSettings(SpaceSettings):
         """The numbers of cards that train together, each once; none where `gpu` says it."""
         return tuple(dict.fromkeys(map(int, self.gpus.split(",")))) if self.gpus else ()
 
-    @property
-    def known_link(self) -> Link | None:
-        """The link of that name; None if it is to be the card's.
+    def links(self, target: Hardware) -> Links | None:
+        """Return what connects cards of a model; None on a CPU.
 
         Raises:
             InvalidInputError: there is no such link.
 
         """
-        return None if self.link is None else find_link(self.link)
+        within, between = (None if name is None else find_link(name) for name in (self.link, self.machine_link))
+        return links_of(target, within, between, self.gpus_per_machine) if target.kind == "cuda" else None
 
 
 def check_world_size(own: PlanSettings, given: Mapping[str, Any]) -> None:

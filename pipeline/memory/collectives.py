@@ -4,6 +4,7 @@ With a ring, and with any algorithm that is bound by what a rank sends, gatherin
 sends S x (N - 1) / N of each rank, and a sum that all ranks receive twice that.
 """
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor
 LIBRARIES = ("c10d", "_c10d_functional")
 WAITED_FOR = ", waited for"
 """End of the name of a collective that cannot overlap with the operators after it."""
+GROUP = re.compile(r" of (\d+)(?: in steps of (\d+))?")
+"""What the name of a collective says of its ranks."""
 KINDS = {
     "all_reduce": ("allreduce", "all_reduce"),
     "all_gather": ("allgather", "all_gather"),
@@ -30,18 +33,29 @@ def find_collective(
 ) -> tuple[str, int] | None:
     """Return the collective that a call of an operator is, and the bytes that this rank sends; None if it is none.
 
-    Its name has its kind and the number of ranks, and whether it is waited for.
+    Its name has its kind, the number of ranks, their distance where they are not neighbours, and whether it is waited
+    for: `all_reduce of 2 in steps of 8, waited for`.
     """
     kind = _kind(operator)
     if kind is None:
         return None
     values = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)}
     values |= kwargs
-    num_ranks = _num_ranks(values)
+    ranks = _ranks(values)
+    num_ranks = len(ranks)
     whole_bytes = max(map(num_bytes, (*values.values(), result)))  # the others are a part of it
     times = 2 if kind == "all_reduce" else 1
-    name = f"{kind} of {num_ranks}{'' if _can_overlap(values) else WAITED_FOR}"
+    step = (max(ranks) - min(ranks)) // max(1, num_ranks - 1)
+    steps = f" in steps of {step}" if step > 1 else ""
+    name = f"{kind} of {num_ranks}{steps}{'' if _can_overlap(values) else WAITED_FOR}"
     return name, times * whole_bytes * (num_ranks - 1) // num_ranks
+
+
+def group_of(name: str) -> tuple[int, int]:
+    """Return the number of ranks of a collective by its name, and the distance between neighbours of them."""
+    found = GROUP.search(name)
+    assert found is not None
+    return int(found[1]), int(found[2] or 1)
 
 
 @cache
@@ -52,10 +66,10 @@ def _kind(operator: Any) -> str | None:
     return next((kind for kind, names in KINDS.items() if name.startswith(names)), None)
 
 
-def _num_ranks(values: Mapping[str, Any]) -> int:
+def _ranks(values: Mapping[str, Any]) -> list[int]:
     if (group := values.get("process_group")) is not None:
-        return int(dist.ProcessGroup.unbox(group).size())
-    return int(dist.distributed_c10d._resolve_process_group(values["group_name"]).size())  # type: ignore[attr-defined]
+        return dist.get_process_group_ranks(dist.ProcessGroup.unbox(group))
+    return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(values["group_name"]))  # type: ignore[attr-defined]
 
 
 def _can_overlap(values: Mapping[str, Any]) -> bool:

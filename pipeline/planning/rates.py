@@ -21,7 +21,7 @@ from pipeline.planning.step_time import CALLS, KINDS, SENT, CostPrior
 from pipeline.prediction.cards import CARDS, model_of
 from pipeline.simulation import cards
 from pipeline.simulation.cards import Card
-from pipeline.simulation.links import Link, link_of
+from pipeline.simulation.links import GPUS_PER_MACHINE, Link, Links, link_between, link_of
 
 TERA, GIGA = 1e12, 1e9
 LAUNCH_SECONDS = 10e-6
@@ -155,21 +155,39 @@ def _similar(hardware: Hardware) -> str:
     return min(CARDS, key=distance)
 
 
-def note_on_link(hardware: Hardware, link: Link | None) -> str:
-    """Return between what the estimated times of several ranks lie, and by what link; without one, that of the card."""
-    link = link or link_of(cards.CARDS[_similar(hardware)])
+def links_of(
+    hardware: Hardware,
+    within: Link | None = None,
+    between: Link | None = None,
+    gpus_per_machine: int = GPUS_PER_MACHINE,
+) -> Links:
+    """Return what connects several cards of a model, where it is not given: what the tables have for such a card."""
+    card = cards.CARDS[_similar(hardware)]
+    return Links(within or link_of(card), between or link_between(card, gpus_per_machine), gpus_per_machine)
+
+
+def note_on_links(links: Links, world_size: int) -> str:
+    """Return between what the estimated times of so many ranks lie, and by what links."""
+    machines = ""
+    if world_size > links.gpus_per_machine:
+        between = links.between
+        ports = f"{between.name} ({between.gb_per_s:g} GB/s)" if between else "assumed to be as fast as within it"
+        machines = (
+            f"; a machine has {links.gpus_per_machine} GPUs (--gpus_per_machine), and all its ports to others are "
+            f"{ports} (--machine_link)"
+        )
     return (
-        f"world_size: what ranks send goes over {link.name} ({link.gb_per_s:g} GB/s in one direction; --link takes "
-        "another); 80 % of the time that overlapping can save is expected to be saved"
+        f"world_size: what ranks send goes over {links.within.name} ({links.within.gb_per_s:g} GB/s in one direction; "
+        f"--link takes another){machines}; 80 % of the time that overlapping can save is expected to be saved"
     )
 
 
-def cost_prior(hardware: Hardware, link: Link | None = None) -> CostPrior:
-    """Return what is known about the costs on a device, with ranks on a link, before anything is measured there.
+def cost_prior(hardware: Hardware, links: Links | None = None) -> CostPrior:
+    """Return what is known about the costs on a device, with ranks on links, before anything is measured there.
 
-    Without a link it is what connects such cards in a machine.
+    Without links all ranks are in one machine, connected as such cards are.
     """
-    costs = rate_costs(hardware, link)
+    costs = rate_costs(hardware, links.within if links else None)
     work, calls = costs[: -len(CALLS)], costs[-len(CALLS) :]
     is_known = hardware.kind != "cuda" or CARDS[_similar(hardware)].name == model_of(hardware)
     deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
@@ -182,6 +200,7 @@ def cost_prior(hardware: Hardware, link: Link | None = None) -> CostPrior:
         deviations_K=np.array(deviations),
         residual=RESIDUAL,
         is_queued=hardware.kind == "cuda",
+        links=links,
     )
 
 

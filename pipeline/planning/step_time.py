@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.memory.collectives import WAITED_FOR
+from pipeline.memory.collectives import WAITED_FOR, group_of
 from pipeline.memory.work import ATTENTION, Work
 from pipeline.prediction.prediction import Prediction
+from pipeline.simulation.links import Links
 
 Array = NDArray[np.float64]
 
@@ -54,6 +55,8 @@ class CostPrior:
     """Standard deviation of the logarithm of a step's time with the true costs."""
     is_queued: bool
     """Whether operators are launched while earlier ones are computed, as on a GPU."""
+    links: Links | None = None
+    """What connects the ranks, of which the costs have that within a machine; None: all are in one machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +76,11 @@ class StepTime:
         return self.overlapped_seconds + EXPOSED * (self.serial_seconds - self.overlapped_seconds)
 
 
-def amounts(work: Work) -> Array:
+def amounts(work: Work, links: Links | None = None) -> Array:
     """Return how much work there is of each kind, in the order of KINDS.
 
-    Formats that KINDS does not name, as of 8 bits, count as float16, and float64 as float32: too fast on most cards.
+    What is sent between machines counts as the bytes that take as long within one. Formats that KINDS does not name, as
+    of 8 bits, count as float16, and float64 as float32: too fast on most cards.
     """
     flops = dict.fromkeys((*FORMATS, *ATTENTIONS), 0.0)
     for kind, count in work.matrix_flops.items():
@@ -84,9 +88,10 @@ def amounts(work: Work) -> Array:
         counted = OTHER_FORMATS.get(name, name if name in FORMATS else "float16")
         flops[counted + kind[len(name) :]] += count
     calls = work.num_kernels, work.num_python_calls
-    waited = sum(amount for name, amount in work.sent_bytes.items() if name.endswith(WAITED_FOR))
-    sent = waited, sum(work.sent_bytes.values()) - waited
-    return np.array([*flops.values(), work.moved_bytes, work.host_bytes, *sent, *calls], dtype=np.float64)
+    sent = {True: 0.0, False: 0.0}  # by whether it is waited for
+    for name, count in work.sent_bytes.items():
+        sent[name.endswith(WAITED_FOR)] += count * (links.slowdown(*group_of(name)) if links else 1)
+    return np.array([*flops.values(), work.moved_bytes, work.host_bytes, *sent.values(), *calls], dtype=np.float64)
 
 
 def seconds_by_kind(amounts_NK: Array, costs_K: Array, *, is_queued: bool, overlaps: bool = False) -> Array:
@@ -107,7 +112,8 @@ def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> Step
     """Return the estimated time of an optimizer step that takes so many passes."""
     one = prediction.pass_work
     works = one, one + prediction.last_pass_work, prediction.update_work
-    amounts_3K, times_3 = np.stack([amounts(work) for work in works]), np.array([num_passes - 1.0, 1.0, 1.0])
+    amounts_3K = np.stack([amounts(work, prior.links) for work in works])
+    times_3 = np.array([num_passes - 1.0, 1.0, 1.0])
     costs_K, is_queued = np.exp(prior.log_costs_K), prior.is_queued
     overlapped_K, serial_K = (
         times_3 @ seconds_by_kind(amounts_3K, costs_K, is_queued=is_queued, overlaps=overlaps)

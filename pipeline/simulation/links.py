@@ -1,10 +1,12 @@
 """Links between cards by name, with what they carry in one direction: the table in links.csv, or a rate of one's own.
 
 Its column `cards` has the cards that are so connected with the others of their machine; all others are by their PCIe.
-Between machines a ring sends through all ports of a machine at once: `8xinfiniband-ndr` is a machine with eight.
+Its column `ports` has the cards whose machines have one such port for each of them, in NVIDIA's own machines. A ring of
+all ranks sends through all ports of a machine at once: `8xinfiniband-ndr` is a machine with eight.
 """
 
 import csv
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.simulation.cards import Card
 
 TABLE = Path(__file__).with_name("links.csv")
+GPUS_PER_MACHINE = 8
 OWN_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|Gb)(?:/s|ps)")
 SEVERAL = re.compile(r"([1-9]\d*)x(.+)")
 BITS_OF_BYTE = 8
@@ -24,23 +27,53 @@ class Link:
 
     name: str
     gb_per_s: float
-    """What a rank sends through it while it receives as much."""
+    """What a rank, or all ranks of a machine, send through it while they receive as much."""
 
 
-def _read_table() -> tuple[dict[str, Link], dict[str, Link]]:
+@dataclass(frozen=True)
+class Links:
+    """What connects the GPUs of a machine, and machines with each other."""
+
+    within: Link
+    between: Link | None
+    """What all ports of a machine carry; None: not known, as within a machine."""
+    gpus_per_machine: int = GPUS_PER_MACHINE
+
+    def slowdown(self, num_ranks: int, step: int) -> float:
+        """Return how many times as long as within a machine a group of every `step`-th rank takes.
+
+        Between machines all groups send at once, and each rank has its share of a machine's ports.
+        """
+        if self.between is None or (num_ranks - 1) * step < self.gpus_per_machine:
+            return 1.0
+        share = math.ceil(self.gpus_per_machine / step) / self.gpus_per_machine
+        return max(1.0, self.within.gb_per_s / (self.between.gb_per_s * share))
+
+
+def _read_table() -> tuple[dict[str, Link], dict[str, Link], dict[str, Link]]:
     with TABLE.open(newline="") as file:
         rows = list(csv.DictReader(file))
     links = {row["link"]: Link(row["link"], float(row["gb_per_s"])) for row in rows}
-    return links, {card: links[row["link"]] for row in rows for card in filter(None, row["cards"].split(";"))}
+
+    def of_cards(column: str) -> dict[str, Link]:
+        return {card: links[row["link"]] for row in rows for card in filter(None, row[column].split(";"))}
+
+    return links, of_cards("cards"), of_cards("ports")
 
 
-LINKS, _OF_CARDS = _read_table()
-"""Links by name, and those of cards by the card's name in the table of cards."""
+LINKS, _OF_CARDS, _PORTS = _read_table()
+"""Links by name, and those of cards, and ports of their machines, by the card's name in the table of cards."""
 
 
 def link_of(card: Card) -> Link:
     """Return what connects several cards of a model in one machine."""
     return _OF_CARDS.get(card.gpu) or Link("PCIe", card.speeds.host_gb_per_s)
+
+
+def link_between(card: Card, gpus_per_machine: int) -> Link | None:
+    """Return what connects machines with so many cards of a model, a port for each; None where it is not known."""
+    port = _PORTS.get(card.gpu)
+    return port and find_link(f"{gpus_per_machine}x{port.name}")
 
 
 def find_link(text: str) -> Link:
