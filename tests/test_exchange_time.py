@@ -152,10 +152,15 @@ def link_of_card(name: str) -> Link:
 def test_a_plan_for_all_gpus_orders_layouts_by_their_time_on_the_link(project: Project) -> None:
     space = '{"micro_batch_size": [1, 2], "sharding": "auto", "reshard_after_forward": "auto"}'
     given = {**SMALL, "model": "gpt2-nano", "effective_batch_size": "16", "space": space, "precision": "bf16"}
-    done = project.here("plan", {**given, "gpu": "h100", "gpus": "4", "link": "0.01GB/s"})
+    machines = {"link": "0.01GB/s", "gpus_per_machine": "2", "machine_link": "0.005GB/s"}
+    done = project.here("plan", {**given, "gpu": "h100", "gpus": "4", **machines})
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())
     assert "over 0.01GB/s (0.01 GB/s in one direction" in words and "if nothing does)" in words
+    assert "a machine has 2 GPUs (--gpus_per_machine), and all its ports to others are 0.005GB/s (0.005 GB/s)" in words
+    assert re.search(
+        "once on each machine, with one of them as HOST: torchrun --nnodes 2 .* fitproof main --world_", words
+    )
     assert len(done.stdout.splitlines()) <= 60
     rows = table(project, "plan_4_x_nvidia_h100_80gb_hbm3")
     assert len(rows) == 2 * 3 and rows["tokens/s"].is_monotonic_decreasing

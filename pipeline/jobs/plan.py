@@ -131,6 +131,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         settings={name: value for name, value in dotted(shared.model_dump()) if name not in differing},
         environment=environment(torch.device("cpu")),
         gpu=own.gpu,
+        gpus_per_machine=own.gpus_per_machine,
     )
 
 

@@ -15,6 +15,7 @@ from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.step_time import CostPrior, estimated
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.shape_check import check_shapes
+from pipeline.simulation.links import GPUS_PER_MACHINE
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -180,6 +181,7 @@ class PlanFindings:
     environment: Mapping[str, str]
     gpu: str = "auto"
     """The cards as they were asked for."""
+    gpus_per_machine: int = GPUS_PER_MACHINE
     command: str | None = None
     """What goes on from the plan on a machine with the card; None: the run of the recommended configuration."""
 

@@ -27,3 +27,10 @@ def command_line(entry: str, settings: Mapping[str, Any]) -> str:
     words = [word for name, value in named.items() for word in (f"--{name}", written(value))]
     searched = ["--", *shlex.split(str(settings["command"]))] if "command" in settings else []
     return shlex.join(["fitproof", entry, *words, *searched])
+
+
+def command_on_machines(command: str, num_machines: int) -> str:
+    """Return what is started on each of so many machines; on one it is the command itself."""
+    if num_machines == 1:
+        return command
+    return f"torchrun --nnodes {num_machines} --rdzv-backend c10d --rdzv-endpoint HOST:29400 --no-python {command}"

@@ -13,7 +13,7 @@ from pipeline.config.settings import written
 from pipeline.planning.longest import MULTIPLE
 from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.report.breakdown import tensors_table
-from pipeline.report.command import command_of
+from pipeline.report.command import command_of, command_on_machines
 from pipeline.report.heat_map import fit_plot, margins_text, percent_text, seconds_text, speed_text
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import short
@@ -129,13 +129,17 @@ def _command(findings: PlanFindings) -> tuple[str | None, str]:
     if findings.command or not any(card.recommended for card in findings.cards):
         return findings.command, "Search the fastest configuration there"
     card, best = _first(findings.cards)
-    return _command_on(card, best, findings), f"Run it on {card.card}"
+    command = _command_on(card, best, findings)
+    machines = ", once on each machine, with one of them as HOST" if command.startswith("torchrun") else ""
+    return command, f"Run it on {card.card}{machines}"
 
 
 def _command_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> str:
     size = {} if card.effective_batch_size is None else {"effective_batch_size": card.effective_batch_size}
     all_ranks = {"world_size": card.num_cards}  # where the plan has several numbers of cards
-    return command_of("main", {**all_ranks, **findings.settings, **size, **best.choice})
+    settings = {**all_ranks, **findings.settings, **size, **best.choice}
+    num_machines = math.ceil(int(settings["world_size"]) / findings.gpus_per_machine)
+    return command_on_machines(command_of("main", settings), num_machines)
 
 
 def _answers(cards: Sequence[CardPlan]) -> list[str]:
