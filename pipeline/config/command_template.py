@@ -1,6 +1,7 @@
 """The template of a command: `{name}` and `{name:value,value}` stand for values, `{--flag}` for a flag or nothing."""
 
 import hashlib
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -128,7 +129,7 @@ class Template:
             if match := PROCESSES.fullmatch(word):
                 text = match["value"] or following
                 counts += [int(text)] if text.isdecimal() else []
-        return None if not counts else _product(counts)
+        return None if not counts else math.prod(counts)
 
     @property
     def digests(self) -> dict[str, str]:
@@ -267,10 +268,3 @@ def _text(value: Value) -> str:
 
 def _written(values: Sequence[Value]) -> str:
     return ",".join(map(_text, values))
-
-
-def _product(numbers: Sequence[int]) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result

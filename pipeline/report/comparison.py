@@ -147,7 +147,7 @@ def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> Sectio
     for name, rows in comparisons.items():
         of = readable(name) if len(comparisons) > 1 else ""
         tables.append(overview_table(": ".join(filter(None, (entry, of))), rows))
-        if any(row.result is not None and row.result.steps for row in rows):
+        if any(row.steps for row in rows):
             plots += overview_plots(shown(rows), of)
         if hidden := len(rows) - len(shown(rows)):
             sentences.append(f"Charts show the baseline and the fastest: {hidden} more runs are in the table.")

@@ -13,6 +13,7 @@ from pipeline.report.plot import ABOUT, COLOURS, WARNING, Panel, colour, data, l
 DASHES = ([1, 0], [6, 3], [6, 3, 1, 3], [2, 2])
 ALL = "all"
 """The choice of a menu with which no run stands out."""
+OVER = "optimizer step"
 NUM_POINTS = 500
 MOST_POINTS = 1000
 """Points of a curve and of all curves of a chart; of longer ones every n-th is drawn, and the last one."""
@@ -23,7 +24,6 @@ def curves(
     series: Mapping[str, Sequence[tuple[float, float | None]]],
     unit: str,
     *,
-    over: str = "optimizer step",
     scale: alt.Scale | None = None,
     crosses: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     colour_numbers: Mapping[str, int] | None = None,
@@ -40,7 +40,6 @@ def curves(
     params, opacity = highlighting(slug, list(series))
     zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
     shade, dashes = line_encodings(colour_numbers or {name: number for number, name in enumerate(series)}, series)
-    x_axis = alt.Axis(tickMinStep=1, format="d") if over == "optimizer step" else alt.Axis()
     has_points = any(y is not None and math.isfinite(y) for points in series.values() for _, y in points)
     empty = alt.Scale(domain=[0, 1])
     x_scale = alt.Scale(zero=False, nice=False) if has_points else empty
@@ -48,12 +47,12 @@ def curves(
     base = (
         alt.Chart()
         .encode(
-            x=alt.X("x:Q", title=over, axis=x_axis, scale=x_scale),
+            x=alt.X("x:Q", title=OVER, axis=alt.Axis(tickMinStep=1, format="d"), scale=x_scale),
             y=alt.Y("y:Q", title=unit, scale=y_scale),
             color=shade,
             **ABOUT,
         )
-        .transform_calculate(about=about_point(over, unit))
+        .transform_calculate(about=about_point(unit))
     )
     marked = max(map(len, series.values()), default=0) <= 40
     main = base.properties(name=f"view_{slug}", data=points(series))
@@ -105,8 +104,8 @@ def points(series: Mapping[str, Sequence[tuple[float, float | None]]]) -> alt.Da
     return data(lines)
 
 
-def about_point(over: str, unit: str) -> str:
+def about_point(unit: str) -> str:
     """Return the expression of the details of one of `points`."""
-    before, after = json.dumps(f"\n{over} "), json.dumps(f" {unit}")
+    before, after = json.dumps(f"\n{OVER} "), json.dumps(f" {unit}")
     value = f"isValid(datum.y) ? format(datum.y, ',.4~g') + {after} : 'not finite'"
     return f"datum.run + {before} + format(datum.x, ',.4~g') + ': ' + ({value})"

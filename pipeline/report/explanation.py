@@ -33,7 +33,7 @@ def explanation_report(explanation: Explanation) -> Report:
         settings={**simulated.settings, "message": " ".join(sentences(explanation.message))},
         sections=(
             Section(title="what was tried", tables=tries),
-            *(_quiet(section) for section in simulated.sections),
+            *(section.on_page_alone() for section in simulated.sections),
         ),
     )
 
@@ -157,8 +157,3 @@ def _headlines(explanation: Explanation) -> tuple[Headline, ...]:
         detail = f"needs {found.needed_bytes / MIB:,.0f} MiB {whole}"
         headlines.append(Headline(title="the smallest change that fits", value=found.shown, detail=detail))
     return tuple(headlines)
-
-
-def _quiet(section: Section) -> Section:
-    """Return a section whose tables the terminal does not show."""
-    return replace(section, tables=tuple(replace(table, num_in_terminal=0) for table in section.tables))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from pipeline.report.comparable import of_other_data
-from pipeline.report.curves import about_point, curves, highlighting, line_encodings, points
+from pipeline.report.curves import OVER, about_point, curves, highlighting, line_encodings, points
 from pipeline.report.plot import ABOUT, Panel, layered, whole_axis
 from pipeline.training.metrics import Row
 
@@ -15,7 +15,6 @@ HEIGHT, UPPER_PIXELS, LOWER_PIXELS = 370, 230, 110
 """Heights of both charts, of the losses and of the differences."""
 MOST_MARKED = 40
 """Steps up to which each is marked by a point."""
-OVER = "optimizer step"
 FITTED = alt.Scale(zero=False, nice=False)
 
 Series = Mapping[str, Sequence[tuple[float, float | None]]]
@@ -26,13 +25,12 @@ def losses(rows: Sequence[Row]) -> dict[str, list[tuple[float, float | None]]]:
 
     Losses of runs that diverged are gaps where they are far above all others.
     """
-    trained = [row.result for row in rows if row.result is not None and row.result.steps]
-    usual = [record.loss for result in trained if result.outcome.completed for record in result.steps]
+    usual = [record.loss for row in rows if row.completed for record in row.steps]
     limit = 2 * max(usual) - min(usual) if usual else math.inf
     return {
-        row.name: [(record.step + 1, record.loss if record.loss <= limit else None) for record in row.result.steps]
+        row.name: [(record.step + 1, record.loss if record.loss <= limit else None) for record in row.steps]
         for row in rows
-        if row.result is not None and row.result.steps
+        if row.steps
     }
 
 
@@ -68,9 +66,7 @@ def losses_panel(rows: Sequence[Row], of: str = "") -> Panel:
 def seconds_panel(rows: Sequence[Row]) -> Panel:
     """Return the time of each optimizer step."""
     seconds: dict[str, list[tuple[float, float | None]]] = {
-        row.name: [(record.step + 1, record.seconds) for record in row.result.steps]
-        for row in rows
-        if row.result is not None and row.result.steps
+        row.name: [(record.step + 1, record.seconds) for record in row.steps] for row in rows if row.steps
     }
     return curves(
         "time of each optimizer step",
@@ -111,7 +107,7 @@ def _stacked(name: str, parts: Mapping[str, Series], numbers: Mapping[str, int])
         layers.append(
             base.properties(data=points(series))
             .transform_filter(f"datum.x >= {first.name}")
-            .transform_calculate(about=about_point(OVER, unit))
+            .transform_calculate(about=about_point(unit))
             .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, fillOpacity=1 if last <= MOST_MARKED else 0.01))
             .encode(y=alt.Y("y:Q", title=unit, scale=scale, axis=axis))
         )

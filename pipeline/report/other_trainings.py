@@ -26,7 +26,7 @@ def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
     Losses are compared after the first optimizer steps that a run and the reference have in common. There is no plot
     where the reference is the baseline, whose differences are below the losses of the comparison.
     """
-    trained = [row for row in rows if row.result is not None and row.result.steps]
+    trained = [row for row in rows if row.steps]
     changed = {row.name: changes(row) for row in trained}
     others = [row for row in trained if changed[row.name]]
     if not others:
@@ -88,8 +88,7 @@ def _line(row: Row, reference: Row) -> dict[str, object]:
 
 def _pairs(row: Row, reference: Row) -> list[tuple[float, float]]:
     """Return the losses of both in each of the first steps that they have in common."""
-    assert row.result is not None and reference.result is not None
-    return [(one.loss, other.loss) for one, other in zip(row.result.steps, reference.result.steps, strict=False)]
+    return [(one.loss, other.loss) for one, other in zip(row.steps, reference.steps, strict=False)]
 
 
 def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: Sequence[Row]) -> Plot:

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -56,6 +56,10 @@ class Section:
     suggestions: tuple[Suggestion, ...] = ()
     choice: tuple[str, ...] = ()
     """The buttons that show this section, one of each row of them; it is always shown if there are none."""
+
+    def on_page_alone(self) -> "Section":
+        """Return the section with tables that the terminal does not show."""
+        return replace(self, tables=tuple(replace(table, num_in_terminal=0) for table in self.tables))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def plan_report(findings: PlanFindings) -> Report:
     sections = [_card_section(card, findings, num_cells) for card in findings.cards]
     if several:
         table = _cards_table(findings.cards)
-        sections = [Section(title=table.title, tables=(table,)), *map(_on_page_alone, sections)]
+        sections = [Section(title=table.title, tables=(table,)), *(one.on_page_alone() for one in sections)]
     figures = () if several else sections[0].headlines
     if figures:
         sections[0] = replace(sections[0], headlines=())
@@ -209,11 +209,6 @@ def _which(card: CardPlan) -> str:
     if card.num_configurations is None:
         return f"{len(card.rows)} configurations are predicted to"
     return f"{len(card.rows)} configurations that were predicted (of {card.num_configurations:,})"
-
-
-def _on_page_alone(section: Section) -> Section:
-    """Return a section whose tables the terminal does not show."""
-    return replace(section, tables=tuple(replace(table, num_in_terminal=0) for table in section.tables))
 
 
 def _card_section(card: CardPlan, findings: PlanFindings, num_cells: int) -> Section:

@@ -59,6 +59,11 @@ class Row:
         """Whether it ran to its end."""
         return self.outcome is not None and self.outcome.completed
 
+    @property
+    def steps(self) -> tuple[StepRecord, ...]:
+        """Its optimizer steps; none if it was skipped."""
+        return () if self.result is None else self.result.steps
+
 
 @dataclass(frozen=True)
 class Summary:

@@ -25,14 +25,14 @@ def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     plots = []
     for comparison in dict.fromkeys(row.comparison for row in rows):
         shown = [row for row in rows if row.comparison == comparison]
-        if any(row.result and row.result.steps for row in shown):
+        if any(row.steps for row in shown):
             panel = _gradient_norms(shown, comparison.replace("_", " "))
             plots.append(Plot(name=f"smoothness_{comparison}", title=panel.title, panels=(panel,)))
     return tuple(plots)
 
 
 def _smoothness(row: Row) -> dict[str, object]:
-    losses = [record.loss for record in row.result.steps] if row.result else []
+    losses = [record.loss for record in row.steps]
     distances = [abs(loss - smooth) for loss, smooth in zip(losses, moving_average(losses), strict=True)]
     return {
         "comparison": row.comparison,
@@ -47,9 +47,7 @@ def _smoothness(row: Row) -> dict[str, object]:
 
 def _gradient_norms(rows: Sequence[Row], of: str) -> Panel:
     norms = {
-        _norm_label(row): [(record.step + 1, record.grad_norm) for record in row.result.steps]
-        for row in rows
-        if row.result and row.result.steps
+        _norm_label(row): [(record.step + 1, record.grad_norm) for record in row.steps] for row in rows if row.steps
     }
     numbers = {_norm_label(row): number for number, row in enumerate(rows)}
     title = f"{of}: gradient norm before clipping (mean ± deviation)"

@@ -21,7 +21,7 @@ def section(rows: Sequence[Row]) -> Section:
 def _tables(rows: Sequence[Row]) -> tuple[Table, ...]:
     lines = []
     for row in rows:
-        if row.result is None or not row.result.steps:
+        if not row.steps:
             continue
         lines.append(
             {
@@ -29,7 +29,7 @@ def _tables(rows: Sequence[Row]) -> tuple[Table, ...]:
                 "largest loss difference": row.metrics.get("max_loss_difference"),
                 "final loss": row.metrics["final_loss"],
                 "skipped steps": int(row.metrics["skipped_steps"]),
-                "last loss scale": row.result.steps[-1].loss_scale,
+                "last loss scale": row.steps[-1].loss_scale,
                 "gradient lost in unscaled fp16 %": row.metrics.get("gradient_underflow_percent"),
             }
         )
@@ -60,9 +60,9 @@ def _scales(rows: Sequence[Row]) -> Panel:
     skipped: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         values = _loss_scales(row)
-        if row.result is None or not values:
+        if not values:
             continue
-        pairs = list(zip(row.result.steps, values, strict=True))
+        pairs = list(zip(row.steps, values, strict=True))
         scales[row.name] = [(record.step + 1, scale) for record, scale in pairs]
         skipped[row.name] = [(record.step + 1, scale) for record, scale in pairs if record.skipped]
     title = "loss scale (cross: a skipped step)"
@@ -77,5 +77,4 @@ def _scales(rows: Sequence[Row]) -> Panel:
 
 
 def _loss_scales(row: Row) -> list[float]:
-    steps = row.result.steps if row.result else ()
-    return [record.loss_scale for record in steps if record.loss_scale is not None]
+    return [record.loss_scale for record in row.steps if record.loss_scale is not None]
