@@ -35,6 +35,8 @@ IRRELEVANT = """
 """Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
 CODE = ("base", "config", "data", "memory", "models", "prediction", "simulation", "techniques", "training")
 """Folders of the package that a prediction depends on."""
+SOURCES = (".py", ".c", ".h", ".csv")
+"""Files of them that it depends on; Python writes compiled ones beside them whenever it first imports one."""
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "flash_attn")
 """Packages that a prediction depends on; some may be absent."""
@@ -141,8 +143,9 @@ def code_digest(package: Path) -> str:
     versions = [platform.python_version(), *map(_version, PACKAGES)]
     digest = hashlib.sha256(repr(versions).encode())
     for folder in CODE:
-        for file in sorted((package / folder).rglob("*.[pc]*")):
-            digest.update(file.read_bytes())
+        for file in sorted((package / folder).rglob("*")):
+            if file.suffix in SOURCES:
+                digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
