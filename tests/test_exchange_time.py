@@ -190,12 +190,14 @@ def test_numbers_of_cards_are_compared_by_speed_of_each_and_by_price(project: Pr
     ("settings", "words"),
     [
         ({"gpus": "8", "world_size": "4"}, "all gpus train together, and gpus is 8 and world_size 4"),
-        ({"gpus": "8", "gpu": "2xh100"}, "gpus counts the cards of a machine, and is 8, and gpu is 2 x NVIDIA H100"),
-        ({"gpus": "8", "gpu": "cpu"}, "gpus counts the cards of a machine"),
+        ({"gpus": "8", "gpu": "2xh100"}, "gpus counts cards that train together, and is 8, and gpu is 2 x NVIDIA H100"),
+        ({"gpus": "8", "gpu": "cpu"}, "gpus counts cards that train together"),
         ({"gpus": "0"}, "gpus must be a number of cards, or several with commas"),
         ({"gpus": "1,2", "world_size": "2"}, "gpus is 1,2 and world_size 2"),
         ({"prices": '{"h900": 1}'}, "no card is called 'h900'"),
         ({"gpus": "8", "link": "nvlink9"}, "link is one of nvlink1"),
+        ({"gpus": "16", "machine_link": "nope"}, "link is one of nvlink1"),
+        ({"gpus": "16", "gpus_per_machine": "0"}, "gpus_per_machine must be greater than 0"),
         ({"gpus": "3"}, "does not divide"),
     ],
 )

@@ -120,7 +120,7 @@ def price_per_hour(target: Hardware, prices: Mapping[str, float]) -> float | Non
 def _several(card: Hardware, gpus: int) -> Hardware:
     if card.kind != "cuda" or card.count not in (None, gpus):
         raise InvalidInputError(
-            f"gpus counts the cards of a machine, and is {gpus}, and gpu is {card.name}; give one card, as --gpu h100"
+            f"gpus counts cards that train together, and is {gpus}, and gpu is {card.name}; give one, as --gpu h100"
         )
     return card if card.count else replace(card, count=gpus, name=f"{gpus} x {card.name}")
 

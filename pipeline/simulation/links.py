@@ -90,7 +90,7 @@ def find_link(text: str) -> Link:
         return Link(text, float(own[1]) / (BITS_OF_BYTE if own[2] == "Gb" else 1))
     if text not in LINKS:
         raise InvalidInputError(
-            f"link is one of {', '.join(LINKS)}, several ports as 8xinfiniband-ndr, or what one direction carries, as "
+            f"a link is one of {', '.join(LINKS)}, several as 8xinfiniband-ndr, or what one direction carries, as "
             f"90GB/s or 400Gb/s, and is {text!r}; choose one of them"
         )
     return LINKS[text]
