@@ -28,7 +28,6 @@ from pipeline.planning.step_time import StepTime, estimated
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
-from pipeline.simulation.links import find_link
 
 FOLDER = Path(__file__).parent
 PUBLISHED = FOLDER / "published" / "llm_foundry.csv"
@@ -47,7 +46,6 @@ SHAPES = {
 }
 """Layers, width and heads of llm-foundry's yamls/pretrain/mpt-*.yaml (8c8dd48)."""
 CARDS = {"H100 80GB": "h100", "A100 80GB": "a100", "A100 40GB": "a100-40gb"}
-BETWEEN_MACHINES = {"H100 80GB": "8xinfiniband-ndr", "A100 80GB": "1600Gb/s", "A100 40GB": "1600Gb/s"}
 ESTIMATES = ("overlapped", "expected", "serial")
 """All that ranks send overlaps with computing, what `plan` expects, and nothing."""
 
@@ -147,8 +145,7 @@ def simulate(rows: Sequence[Row], table: Path) -> None:
 
 def timed(row: Row, prediction: Prediction, card: Hardware) -> Row:
     """Return the row with its estimated seconds."""
-    links = links_of(card, between=find_link(BETWEEN_MACHINES[row.card]))
-    time = estimated(prediction, row.accumulation_steps, cost_prior(card, links))
+    time = estimated(prediction, row.accumulation_steps, cost_prior(card, links_of(card)))
     return replace(row, overlapped_seconds=time.overlapped_seconds, serial_seconds=time.serial_seconds)
 
 

@@ -182,6 +182,7 @@ class PlanFindings:
     gpu: str = "auto"
     """The cards as they were asked for."""
     gpus_per_machine: int = GPUS_PER_MACHINE
+    """More cards that train together are on several machines."""
     command: str | None = None
     """What goes on from the plan on a machine with the card; None: the run of the recommended configuration."""
 

@@ -129,17 +129,24 @@ def _command(findings: PlanFindings) -> tuple[str | None, str]:
     if findings.command or not any(card.recommended for card in findings.cards):
         return findings.command, "Search the fastest configuration there"
     card, best = _first(findings.cards)
-    command = _command_on(card, best, findings)
-    machines = ", once on each machine, with one of them as HOST" if command.startswith("torchrun") else ""
-    return command, f"Run it on {card.card}{machines}"
+    is_one_machine = _num_machines(card, best, findings) == 1
+    machines = "" if is_one_machine else ", once on each machine, with one of them as HOST"
+    return _command_on(card, best, findings), f"Run it on {card.card}{machines}"
 
 
 def _command_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> str:
+    command = command_of("main", _settings_on(card, best, findings))
+    return command_on_machines(command, _num_machines(card, best, findings))
+
+
+def _num_machines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> int:
+    return math.ceil(int(_settings_on(card, best, findings)["world_size"]) / findings.gpus_per_machine)
+
+
+def _settings_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> dict[str, Any]:
     size = {} if card.effective_batch_size is None else {"effective_batch_size": card.effective_batch_size}
     all_ranks = {"world_size": card.num_cards}  # where the plan has several numbers of cards
-    settings = {**all_ranks, **findings.settings, **size, **best.choice}
-    num_machines = math.ceil(int(settings["world_size"]) / findings.gpus_per_machine)
-    return command_on_machines(command_of("main", settings), num_machines)
+    return {**all_ranks, **findings.settings, **size, **best.choice}
 
 
 def _answers(cards: Sequence[CardPlan]) -> list[str]:
