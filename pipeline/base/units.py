@@ -1,4 +1,4 @@
-"""Memory sizes and budgets: 8GiB, 8GB, 512MiB or 80%, converted to bytes."""
+"""Memory sizes and budgets: 8GiB, 8GB, 512MiB or 80%, converted to bytes; and the sizes that divide a batch."""
 
 import re
 
@@ -7,6 +7,16 @@ from pipeline.base.errors import InvalidInputError
 MIB = 2**20
 UNIT_BYTES = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 FORM = re.compile(rf"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>{'|'.join(UNIT_BYTES)}|%)")
+
+
+def mib(num_bytes: int | None) -> float | None:
+    """Return a size in MiB; None if it is not known."""
+    return None if num_bytes is None else num_bytes / MIB
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number, the smallest first."""
+    return tuple(n for n in range(1, number + 1) if number % n == 0)
 
 
 def parse_budget(text: str, total_bytes: int, what: str = "a budget") -> int:

@@ -139,11 +139,6 @@ class Template:
         return {f"file.{path}": hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
 
 
-def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a number, the smallest first."""
-    return tuple(n for n in range(1, number + 1) if number % n == 0)
-
-
 def derived_values(choice: Choice, effective_batch_size: int, world_size: int) -> dict[str, Value]:
     """Return the values of the placeholders that follow from a choice."""
     found: dict[str, Value] = {EFFECTIVE_BATCH: effective_batch_size, WORLD_SIZE: world_size}

@@ -13,6 +13,7 @@ from pydantic import Field
 from pipeline.base.contracts import Hardware, Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics
+from pipeline.base.units import divisors
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import check_setting_name
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
@@ -156,7 +157,6 @@ def make_space(
         InvalidInputError: a dimension is not a setting, has no value, or cannot be `divisors` or `auto`.
 
     """
-    divisors = tuple(n for n in range(1, effective_batch_size + 1) if effective_batch_size % n == 0)
     dimensions: dict[str, tuple[Value, ...]] = {}
     for name, values in settings.space.items():
         check_setting_name(name)
@@ -173,7 +173,7 @@ def make_space(
         elif values == "auto":
             dimensions[name] = _values_to_try(name, hardware)
         else:
-            dimensions[name] = divisors if values == "divisors" else tuple(dict.fromkeys(values))
+            dimensions[name] = divisors(effective_batch_size) if values == "divisors" else tuple(dict.fromkeys(values))
         if not dimensions[name]:
             raise InvalidInputError(
                 f"a dimension needs at least one value, and space.{name} has none; list some or remove it"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.base.units import MIB
+from pipeline.base.units import MIB, divisors
 from pipeline.report.profile import Advice
 from pipeline.training.metrics import Row
 from pipeline.training.profiler import MATRIX_PRODUCTS, MemoryProfile, TimeProfile
@@ -155,7 +155,7 @@ def _share_of_peak(profiled: Profiled, num_bytes: int) -> float:
 def _other_cut(text: str, evidence: str, profiled: Profiled, *, larger: bool) -> Advice:
     """Return advice to set the next micro-batch size at the same effective batch, or that says there is none."""
     effective, size = int(profiled.row.params["effective_batch_size"]), profiled.micro_batch_size
-    sizes = [n for n in range(1, effective + 1) if effective % n == 0 and (n > size if larger else n < size)]
+    sizes = [n for n in divisors(effective) if (n > size if larger else n < size)]
     if not sizes:
         which, other = (
             ("larger", "a larger effective_batch_size") if larger else ("smaller", "a shorter sequence_length")

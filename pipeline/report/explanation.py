@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from pipeline.base.units import MIB
+from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.explanation import Explanation, Try
 from pipeline.prediction.commands.failed_allocation import FailedTensor, OutOfMemory
 from pipeline.report.out_of_memory import sentences, size
@@ -136,7 +136,7 @@ def _tries_table(tries: Iterable[Try]) -> Table:
     lines = [
         {
             "change": one.shown or "none: as it is",
-            "needs MiB": float("nan") if one.needed_bytes is None else one.needed_bytes / MIB,
+            "needs MiB": mib(one.needed_bytes),
             "fits": "yes" if one.fits else one.failure or "no",
             "price in time": "; ".join(dict.fromkeys(change.price for change in one.changes)),
         }

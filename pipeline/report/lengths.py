@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from pipeline.base.units import MIB
+from pipeline.base.units import MIB, mib
 from pipeline.data._support.truncation import LengthBin, Truncation
 from pipeline.report.page import Section
 from pipeline.report.plot import ABOUT, WARNING, Panel, Plot, colour, data, layered
@@ -28,7 +28,7 @@ def lengths_section(row: Row, truncations: Sequence[Truncation], lengths: Sequen
             "tokens lost %": one.lost_tokens_percent,
             "targets lost %": one.lost_targets_percent,
             "left out": one.num_left_out,
-            "predicted peak MiB": None if one.peak_bytes is None else one.peak_bytes / MIB,
+            "predicted peak MiB": mib(one.peak_bytes),
         }
         for one in truncations
     ]

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from pipeline.base.units import MIB
+from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.memory_check import CheckVerdict, LineChange, MemoryCheck, Requirement
 from pipeline.prediction.commands.simulation import ProcessMemory, Verdict
 from pipeline.report.page import Report, Section
@@ -122,7 +122,7 @@ def _peaks_table(requirements: Iterable[Requirement]) -> Table:
             "peak": one.peak,
             "MiB": one.num_bytes / MIB,
             "allowed MiB": one.allowed_bytes / MIB,
-            "baseline MiB": None if one.baseline_bytes is None else one.baseline_bytes / MIB,
+            "baseline MiB": mib(one.baseline_bytes),
             "allowed by": one.source,
             "verdict": "passed" if one.is_met else "too large",
         }

@@ -7,7 +7,7 @@ import pandas as pd
 
 from pipeline.base.technique import Mathematics
 from pipeline.config.settings import TECHNIQUES
-from pipeline.report.comparable import incomparable
+from pipeline.report.comparable import of_other_data
 from pipeline.report.curves import curves
 from pipeline.report.losses import colour_numbers
 from pipeline.report.page import Section
@@ -38,7 +38,7 @@ def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
         note = f"Another training than {REFERENCE}, which has not been measured here: {names}. So no losses compare."
         return Section(title=title, notes=(note,))
     reference = plain[0]
-    compared = [row for row in others if not incomparable(row, reference) - {"device"}]
+    compared = [row for row in others if not of_other_data(row, reference)]
     if not compared:
         return None
     frame = pd.DataFrame({**_line(row, reference), "changed": changed[row.name]} for row in compared)

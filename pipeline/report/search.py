@@ -5,7 +5,7 @@ from functools import partial
 
 import pandas as pd
 
-from pipeline.base.units import MIB
+from pipeline.base.units import MIB, mib
 from pipeline.config.settings import written as setting
 from pipeline.report.answer_plots import certificate_plots, contributions_plot, losses_plots, reserved_plots
 from pipeline.report.command import DERIVED, command_line
@@ -258,7 +258,7 @@ def trials_table(findings: SearchFindings) -> Table:
             **{shown[name]: run.choice[name] for name in shown},
             "run": run.name,
             "outcome": run.outcome,
-            "peak MiB": None if run.peak_bytes is None else run.peak_bytes / MIB,
+            "peak MiB": mib(run.peak_bytes),
             "predicted MiB": run.predicted_mib,
             "s/step": run.metrics.get("seconds_per_step"),
             "predicted s/step": run.metrics.get("predicted_seconds_per_step"),
@@ -301,7 +301,7 @@ def unmeasured_table(certificate: Certificate) -> Table:
     lines = [
         {
             **{shown[name]: one.choice[name] for name in shown},
-            "predicted MiB": None if one.predicted_peak_bytes is None else one.predicted_peak_bytes / MIB,
+            "predicted MiB": mib(one.predicted_peak_bytes),
             "predicted s/step": one.predicted_seconds_per_step,
             "why": one.reason,
             **({"cause": one.cause} if has_causes else {}),

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.base.units import MIB
+from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.simulation import (
     FEWEST_STEPS,
     NEEDS_KNOWN_WORKSPACES,
     ProcessMemory,
+    RankMemory,
     Simulation,
     Verdict,
 )
@@ -259,14 +260,19 @@ def largest_table(largest: ProcessMemory) -> Table:
     return Table(name="tensors", title=title, frame=pd.DataFrame(lines), forms={"MiB": "{:,.1f}"}, num_in_terminal=0)
 
 
+def in_mib(one: ProcessMemory | RankMemory) -> dict[str, float | None]:
+    """Return the peaks of a process by the headings of their columns."""
+    return dict(
+        zip(IN_MIB, map(mib, (one.peak_allocated_bytes, one.peak_reserved_bytes, one.device_bytes)), strict=True)
+    )
+
+
 def _ranks_table(simulation: Simulation) -> Table:
     lines = [
         {
             "rank": one.rank,
             "verdict": one.verdict.value,
-            "allocated MiB": _mib(one.peak_allocated_bytes),
-            "reserved MiB": _mib(one.peak_reserved_bytes),
-            "card MiB": _mib(one.device_bytes),
+            **in_mib(one),
             "found by": "its own run" if one.ran_as == one.rank else f"rank {one.ran_as}, taken to be equal",
         }
         for one in simulation.ranks
@@ -274,19 +280,9 @@ def _ranks_table(simulation: Simulation) -> Table:
     return Table(name="ranks", title="every rank", frame=pd.DataFrame(lines), forms=IN_MIB)
 
 
-def _mib(num_bytes: int | None) -> float | None:
-    return None if num_bytes is None else num_bytes / MIB
-
-
 def _processes_table(simulation: Simulation) -> Table:
     lines = [
-        {
-            "rank": one.rank,
-            "steps": one.num_steps,
-            "allocated MiB": one.peak_allocated_bytes / MIB,
-            "reserved MiB": one.peak_reserved_bytes / MIB,
-            "card MiB": one.device_bytes / MIB,
-        }
+        {"rank": one.rank, "steps": one.num_steps, **in_mib(one)}
         for one in sorted(simulation.processes, key=lambda one: one.rank)
     ]
     return Table(name="processes", title="processes", frame=pd.DataFrame(lines), forms=IN_MIB)

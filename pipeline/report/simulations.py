@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from pipeline.base.units import MIB
+from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.simulation import ProcessMemory, Simulation
 from pipeline.report.page import Report, Section
+from pipeline.report.simulation import IN_MIB, in_mib
 from pipeline.report.table import Table
 
 NUM_LINES = 10
@@ -38,12 +39,12 @@ def simulations_report(findings: SimulationComparison) -> Report:
 
 def _answers(findings: SimulationComparison) -> list[str]:
     """Return a sentence for each simulation but the first."""
-    (name, first), *others = _processes(findings).items()
+    (name, first), *others = _largest(findings).items()
     return [_difference(name, first, other_name, other) for other_name, other in others]
 
 
-def _processes(findings: SimulationComparison) -> dict[str, ProcessMemory]:
-    """Return each simulation's process with the largest peak."""
+def _largest(findings: SimulationComparison) -> dict[str, ProcessMemory]:
+    """Return each simulation's process with the largest peak; `compare` refuses a simulation without one."""
     return {name: one.largest for name, one in findings.simulations.items() if one.largest is not None}
 
 
@@ -77,28 +78,26 @@ def _peaks_table(findings: SimulationComparison) -> Table:
             "simulation": name,
             "card": one.card,
             "verdict": one.verdict.value,
-            "allocated MiB": None if one.largest is None else one.largest.peak_allocated_bytes / MIB,
-            "reserved MiB": None if one.largest is None else one.largest.peak_reserved_bytes / MIB,
-            "card MiB": None if one.largest is None else one.largest.device_bytes / MIB,
-            "least MiB": None if one.smallest_bytes is None else one.smallest_bytes / MIB,
-            "peak": "" if one.largest is None else f"{one.largest.peak.phase} at {one.largest.peak.module}",
+            **in_mib(largest),
+            "least MiB": mib(one.smallest_bytes),
+            "peak": f"{largest.peak.phase} at {largest.peak.module}",
             "with values": one.with_values,
             **one.assumptions,
         }
-        for name, one in findings.simulations.items()
+        for (name, one), largest in zip(findings.simulations.items(), _largest(findings).values(), strict=True)
     ]
-    forms = dict.fromkeys(("allocated MiB", "reserved MiB", "card MiB", "least MiB"), "{:,.1f}")
+    forms = {**IN_MIB, "least MiB": "{:,.1f}"}
     return Table(name="simulations", title="simulations", frame=pd.DataFrame(lines), forms=forms)
 
 
 def _lines_table(findings: SimulationComparison) -> Table:
     """Return the memory at each peak by source line and purpose, what differs most from the first first."""
-    by_name = {name: _by_line(process) for name, process in _processes(findings).items()}
-    first = next(iter(by_name.values()), Counter())
+    by_name = {name: _by_line(process) for name, process in _largest(findings).items()}
+    first = next(iter(by_name.values()))
     places = {place for found in by_name.values() for place in found}
 
     def largest_change(place: tuple[str, str]) -> int:
-        return max((abs(found[place] - first[place]) for found in by_name.values()), default=0)
+        return max(abs(found[place] - first[place]) for found in by_name.values())
 
     lines = [
         {"line": line, "purpose": purpose, **{name: found[line, purpose] / MIB for name, found in by_name.items()}}

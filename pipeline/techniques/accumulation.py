@@ -9,6 +9,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.ranks import data_ranks_in_settings, num_data_ranks
 from pipeline.base.technique import Mathematics, Step, Technique
+from pipeline.base.units import divisors
 
 USUAL_MICRO_BATCH_SIZE = 8
 """Sequences in one forward pass where nothing is said of the batch."""
@@ -101,7 +102,7 @@ class Accumulation(Technique):
                 )
             return effective // (steps * ranks)
         share = 1 if effective % ranks else effective // ranks
-        return max(size for size in range(1, min(share, USUAL_MICRO_BATCH_SIZE) + 1) if share % size == 0)
+        return max(size for size in divisors(share) if size <= USUAL_MICRO_BATCH_SIZE)
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return that the machine has fewer GPUs, or cores, than processes."""
@@ -139,4 +140,4 @@ class Accumulation(Technique):
 
 
 def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+    return ", ".join(map(str, divisors(number)))
