@@ -28,9 +28,9 @@ from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, compariso
 from pipeline.report.curves import MOST_POINTS
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.losses import losses_panel
-from pipeline.report.page import to_html
+from pipeline.report.page import Advice, to_html
 from pipeline.report.plot import GREY, Plot, label
-from pipeline.report.profile import Advice, ProfilingFindings
+from pipeline.report.profile import ProfilingFindings
 from pipeline.report.sections import epoch, make_sections
 from pipeline.report.tradeoff import LESS, MORE, tradeoff_plots
 from pipeline.report.treemap import Rectangle, squarified

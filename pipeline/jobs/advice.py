@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.base.units import MIB, divisors
-from pipeline.report.profile import Advice
+from pipeline.report.page import Advice
 from pipeline.training.metrics import Row
 from pipeline.training.profiler import MATRIX_PRODUCTS, MemoryProfile, TimeProfile
 

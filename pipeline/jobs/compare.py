@@ -16,7 +16,7 @@ from pipeline.config.settings import RunSettings
 from pipeline.jobs.publish import publish
 from pipeline.prediction.commands.simulation import Simulation
 from pipeline.report.comparable import incomparable
-from pipeline.report.comparison import ComparisonFindings, comparison_frame
+from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import FILE, read_findings
 from pipeline.report.simulations import SimulationComparison
 from pipeline.tracking.history import CONDITIONS, History, is_simulation
@@ -79,11 +79,11 @@ def log_comparison(findings: ComparisonFindings | SimulationComparison, output: 
     """Print and log the report of a comparison, below the folder `output`."""
     if isinstance(findings, SimulationComparison):
         with open_job("compare", f"{len(findings.simulations)} simulations", output) as job:
-            publish(findings, {}, job, console)
+            publish(findings, job, console)
         return
     with open_job("compare", f"{len(findings.rows)} runs", output) as job:
         job.tags({"runs": ", ".join(findings.run_ids)[:5000]})
-        publish(findings, {"comparison.csv": comparison_frame(findings.rows).to_csv(index=False)}, job, console)
+        publish(findings, job, console)
 
 
 def _compare_simulations(settings: CompareSettings, history: History, runs: Sequence[Any]) -> SimulationComparison:

@@ -1,6 +1,5 @@
 """The entry points that compare variants, and `main`: what does each variant cost, and what does it save?"""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -64,10 +63,9 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
         evaluation_note(first),
     )
     say_notes(console, filter(None, notes))
-    with open_job(plan.entry, first.settings.model, first.settings.output) as job:
+    with open_job(plan.entry, first.settings.model, first.settings.output, about) as job:
         job.params(common_settings([variant.experiment.params() for variant in plan.variants]))
         job.tags({"device": str(first.device)})
-        job.file("environment.json", json.dumps(about, indent=1))
         agree_on_folder(job.folder, plan.save_every is not None)
         measuring = _Measuring(plan, job, about, console)
         if plan.resume:
@@ -297,9 +295,8 @@ def _report(findings: "ComparisonFindings", job: Job, console: Console) -> None:
     """Print and log the report."""
     with progress("making the report"):
         from pipeline.jobs.publish import publish
-        from pipeline.report.comparison import comparison_frame
 
-    publish(findings, {"comparison.csv": comparison_frame(findings.rows).to_csv(index=False)}, job, console)
+    publish(findings, job, console)
 
 
 def _with_predictions(plan: EntryPoint, findings: "ComparisonFindings") -> "ComparisonFindings":

@@ -146,7 +146,7 @@ def _of_command(settings: ExplainSettings, messages: Messages, console: Console)
                 lambda text: console.print(text, highlight=False),
                 may_need_values=settings.values == "auto",
             )
-        publish(found, {}, job, console)
+        publish(found, job, console)
         job.tags({"change": "none" if found.answer is None else found.answer.shown})
         job.succeeded = _exit_code(found) != 1
     return found

@@ -4,7 +4,6 @@ With sequence_length=auto each configuration has the longest sequences that fit.
 """
 
 import itertools
-import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -151,10 +150,9 @@ def log_plan(findings: PlanFindings, console: Console) -> bool:
     subject = f"{findings.model} on {findings.gpu}"
     if any(card.lengths_up_to for card in findings.cards):
         subject, params[LENGTH] = f"longest sequences of {subject}", AUTO_LENGTH
-    with open_job(findings.entry, subject, Path(findings.settings["output"])) as job:
+    with open_job(findings.entry, subject, Path(findings.settings["output"]), findings.environment) as job:
         job.params(params)
-        job.file("environment.json", json.dumps(dict(findings.environment), indent=1))
-        publish(findings, {}, job, console)
+        publish(findings, job, console)
         job.succeeded = fits
     return fits
 

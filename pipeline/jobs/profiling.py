@@ -1,6 +1,5 @@
 """The entry point `profiling`: where are the memory and the time of one configuration?"""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -55,10 +54,9 @@ def run_profiling(plan: EntryPoint, console: Console) -> "ProfilingFindings":
     experiment = variant.experiment
     settings, about = experiment.settings, environment(experiment.device)
     say_notes(console, corpus_notes(experiment))
-    with open_job(plan.entry, settings.model, settings.output) as job:
+    with open_job(plan.entry, settings.model, settings.output, about) as job:
         job.params(experiment.params())
         job.tags({"device": str(experiment.device)})
-        job.file("environment.json", json.dumps(about, indent=1))
         num_steps = settings.num_steps
         say(console, f"training {num_steps} optimizer steps, then recording memory and time in a few more", "dim")
         with progress(variant.name, num_steps) as advance:
@@ -71,7 +69,7 @@ def run_profiling(plan: EntryPoint, console: Console) -> "ProfilingFindings":
             from pipeline.jobs.publish import publish
 
             findings = findings_of(plan.entry, QUESTION.format(name=variant.name), experiment, row, profile, about)
-        publish(findings, {}, job, console)
+        publish(findings, job, console)
         job.succeeded = row.completed
     return findings
 

@@ -1,6 +1,6 @@
 """Publishes a job's report: in the terminal, on disk, in MLflow, and as the description of the MLflow run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -13,10 +13,8 @@ from pipeline.report.page import PAGE, Report, Source, to_html, to_markdown
 from pipeline.tracking.job import Job
 
 
-def publish(
-    findings: Findings, csv: Mapping[str, str], job: Job, console: Console, *, said: Sequence[str] = ()
-) -> None:
-    """Print the report, its answer last, and log it with its tables and plots; `csv` adds files by name.
+def publish(findings: Findings, job: Job, console: Console, *, said: Sequence[str] = ()) -> None:
+    """Print the report, its answer last, and log it with its tables and plots.
 
     Notes that have been `said` before the job began are not printed again.
     """
@@ -26,8 +24,6 @@ def publish(
         job.tags({"interrupted": so_far})
     job.metrics(answer_metrics(findings))
     job.params(answer_settings(findings))
-    for name, content in csv.items():
-        job.file(name, content)
     report = report_of(findings)
     for table in report.tables:
         job.file(f"{table.name}.csv", table.frame.to_csv(index=False))

@@ -1,6 +1,5 @@
 """The entry point `search`: which configuration of a space is the fastest that fits a memory budget?"""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -102,10 +101,9 @@ def _measure(
             findings = _report(one, clock, interrupted, said, job, console)
         return findings
 
-    with open_job("search", subject, problem.output) as job, study.storage_errors():
+    with open_job("search", subject, problem.output, environment(problem.base.device)) as job, study.storage_errors():
         job.params({**problem.params, **problem.settings.model_dump(mode="json")})
         job.tags({"device": str(problem.base.device), "study": study.name})
-        job.file("environment.json", json.dumps(environment(problem.base.device), indent=1))
         study.announce(session_of(problem, study.name, job.run_id, job.tracking_uri))
         job.succeeded = False
         findings = measure(job)
@@ -128,7 +126,6 @@ def _report(
     `interrupted` says how far a search came that was interrupted; `said` has the notes that were printed before.
     """
     from pipeline.jobs.publish import publish
-    from pipeline.report.search import trials_frame
 
     problem, trials = search.problem, search.trials
     if not trials:
@@ -137,6 +134,5 @@ def _report(
     best = findings.best
     if best is not None:
         findings = write_answer(problem, dict(best.choice), findings, job)
-    csv = {"trials.csv": trials_frame(trials).to_csv(index=False)}
-    publish(findings, csv, job, console, said=said)
+    publish(findings, job, console, said=said)
     return findings

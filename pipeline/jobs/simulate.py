@@ -106,7 +106,7 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation
             found = run_simulation(settings, Path(folder), lambda text: console.print(text, highlight=False))
             for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
                 job.file(snapshot.name, snapshot.read_bytes())
-        publish(found, {}, job, console)
+        publish(found, job, console)
         job.tags({"verdict": found.verdict.value, "with_values": str(found.with_values).lower()})
         job.succeeded = _exit_code(found) != 1
     return found

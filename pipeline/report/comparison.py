@@ -16,7 +16,7 @@ from pipeline.report.page import Report, Section
 from pipeline.report.phases import phases_plot
 from pipeline.report.plot import Plot
 from pipeline.report.sections import LADDER, make_sections
-from pipeline.report.table import Form, Table
+from pipeline.report.table import Form, Table, file_alone
 from pipeline.report.tradeoff import TITLE, tradeoff_plots
 from pipeline.training.metrics import Row, common_settings
 from pipeline.training.time_differences import time_change
@@ -152,6 +152,8 @@ def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> Sectio
         if hidden := len(rows) - len(shown(rows)):
             sentences.append(f"Charts show the baseline and the fastest: {hidden} more runs are in the table.")
         sentences += (*notes(rows), *_slowed_note(rows))
+    every = [row for rows in comparisons.values() for row in rows]
+    tables.append(file_alone("comparison", "every setting and metric", comparison_frame(every)))
     return Section(title=f"{entry}: the runs", tables=tuple(tables), notes=tuple(sentences), plots=tuple(plots))
 
 

@@ -30,12 +30,16 @@ UNIT = re.compile(r"(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens/s)(?!\w))|(?<=±) ")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suggestion:
-    """What to try, the measurement that speaks for it, and the command that tries it."""
+class Advice:
+    """What a measurement says of memory or time, and the settings to change."""
 
     text: str
     evidence: str
-    command: str | None
+    """The measurement that supports it."""
+    setting: str | None
+    """The settings to change, with their values, as in `name=value, name=value`; None if none helps."""
+    command: str | None = None
+    """The command that tries them, which the report adds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class Section:
     """Its answer as figures."""
     why: tuple[str, ...] = ()
     """Sentences on why that is the answer."""
-    suggestions: tuple[Suggestion, ...] = ()
+    suggestions: tuple[Advice, ...] = ()
     choice: tuple[str, ...] = ()
     """The buttons that show this section, one of each row of them; it is always shown if there are none."""
 

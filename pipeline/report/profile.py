@@ -14,7 +14,7 @@ from pipeline.report.breakdown import categories_of, shares_table, tensors_table
 from pipeline.report.command import command_of
 from pipeline.report.comparison import notes, overview_table
 from pipeline.report.course import MILLISECONDS, RECORDED, SECOND_STEP, course_plot
-from pipeline.report.page import Headline, Report, Section, Suggestion
+from pipeline.report.page import Advice, Headline, Report, Section
 from pipeline.report.phases import PHASE_COLOURS, phases_plot
 from pipeline.report.plot import Bar, Plot, bars, mib_text, short
 from pipeline.report.table import Table
@@ -25,17 +25,6 @@ from pipeline.training.profiler import MemoryProfile, OperatorCost, TimeProfile
 NUM_OPERATORS = 15
 SHARE_WORTH_SAYING = 0.01
 """Share of the tensors' peak from which the report says that the measured peak has more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Advice:
-    """What a measurement says of memory or time, and the settings to change."""
-
-    text: str
-    evidence: str
-    """The measurement that supports it."""
-    setting: str | None
-    """The settings to change, with their values, as in `name=value, name=value`; None if none helps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,11 +162,7 @@ def _advice(findings: ProfilingFindings) -> tuple[Section, ...]:
     lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.setting or "-"} for one in findings.advice]
     table = Table(name="advice", title="advice", frame=pd.DataFrame(lines), num_on_page=0)
     suggestions = tuple(
-        Suggestion(
-            text=one.text,
-            evidence=one.evidence,
-            command=command_of("profiling", findings.row.params, _changes(one)) if one.setting else None,
-        )
+        replace(one, command=command_of("profiling", findings.row.params, _changes(one))) if one.setting else one
         for one in findings.advice
     )
     return (Section(title="what to try", suggestions=suggestions, tables=(table,)),)

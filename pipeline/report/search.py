@@ -12,7 +12,7 @@ from pipeline.report.command import DERIVED, command_line
 from pipeline.report.configurations import configurations_of, plane_plot
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import mib_text
-from pipeline.report.table import Form, Table
+from pipeline.report.table import Form, Table, file_alone
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.searching.certificate import REPEATED_GAPS, Certificate
 from pipeline.searching.results import (
@@ -224,10 +224,11 @@ def _notes(findings: SearchFindings) -> tuple[str, ...]:
 
 
 def _tables(findings: SearchFindings) -> tuple[Table, ...]:
-    """Return the trials, and what was not measured, which is a file alone."""
+    """Return the trials and, as files alone, all that is known of them and what was not measured."""
     certificate = findings.certificate
     unmeasured = (unmeasured_table(certificate),) if certificate is not None and certificate.unmeasured else ()
-    return (trials_table(findings), *unmeasured)
+    every = file_alone("trials", "every metric of the trials", trials_frame(findings.rows))
+    return (trials_table(findings), every, *unmeasured)
 
 
 def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
@@ -308,7 +309,7 @@ def unmeasured_table(certificate: Certificate) -> Table:
         }
         for one in ordered
     ]
-    return Table(name=NEVER_RUN, title="not measured", frame=pd.DataFrame(lines), num_in_terminal=0, num_on_page=0)
+    return file_alone(NEVER_RUN, "not measured", pd.DataFrame(lines))
 
 
 def verification_table(verification: Verification) -> Table:

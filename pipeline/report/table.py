@@ -147,6 +147,11 @@ class Table:
         return written(value)
 
 
+def file_alone(name: str, title: str, frame: pd.DataFrame) -> Table:
+    """Return a table that neither the terminal nor the page shows: it is a CSV file."""
+    return Table(name=name, title=title, frame=frame, num_in_terminal=0, num_on_page=0)
+
+
 def _number(value: float) -> str:
     """Return a number where its column has no format of its own: in four digits, or all that stand before the point."""
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

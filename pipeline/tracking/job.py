@@ -261,8 +261,10 @@ def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator
 
 
 @contextmanager
-def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
+def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | None = None) -> Iterator[Job]:
     """Yield the job's run: the one that `mlflow run` has created, or a new one; it ends FINISHED, FAILED or KILLED.
+
+    `about` is the environment in which it measures, which is logged as environment.json.
 
     Raises:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
@@ -285,6 +287,8 @@ def open_job(entry: str, subject: str, output: Path) -> Iterator[Job]:
         raise
     status = "FAILED"
     try:
+        if about is not None:
+            job.file("environment.json", json.dumps(dict(about), indent=1))
         with system_metrics(run.info.run_id):
             yield job
         status = "FINISHED" if job.succeeded else "FAILED"
