@@ -49,20 +49,14 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     of_corpus = corpus_notes(problem.base) if isinstance(problem.base, Experiment) else ()
     say_notes(console, (*problem.notes, *of_corpus))
     with open_workers(problem) as workers:
-        return _predict_and_measure(problem, workers, clock, console)
-
-
-def _predict_and_measure(
-    problem: Problem, workers: Workers, clock: SessionClock, console: Console
-) -> SearchFindings | None:
-    clock.begin(PREDICTING)
-    with loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
-        sampler = make_sampler(problem)
-    clock.end(PREDICTING)
-    notes = not_predicted_notes(sampler.candidates) if sampler else ()
-    say_notes(console, notes)
-    interrupt_on_signal()
-    return _measure(problem, sampler, (*problem.notes, *notes), workers, clock, console)
+        clock.begin(PREDICTING)
+        with loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
+            sampler = make_sampler(problem)
+        clock.end(PREDICTING)
+        notes = not_predicted_notes(sampler.candidates) if sampler else ()
+        say_notes(console, notes)
+        interrupt_on_signal()
+        return _measure(problem, sampler, (*problem.notes, *notes), workers, clock, console)
 
 
 def _measure(
@@ -73,15 +67,17 @@ def _measure(
     clock: SessionClock,
     console: Console,
 ) -> SearchFindings | None:
-    from pipeline.tracking.job import Job, open_job
+    """Measure, print and log the answer; `said` has the notes that were printed before."""
+    from pipeline.tracking.job import open_job
 
     settings = problem.settings
     study = StoredStudy(settings.storage, settings.study, problem.directions, problem.identity, settings.worker_timeout)
     subject = f"{problem.base.title} in {problem.budget_bytes / MIB:,.0f} MiB"
     total = settings.num_trials
-
-    def measure(job: Job) -> SearchFindings | None:
-        proposer = make_proposer(problem, study, sampler)
+    with open_job("search", subject, problem.output, environment(problem.base.device)) as job, study.storage_errors():
+        job.params({**problem.params, **problem.settings.model_dump(mode="json")})
+        job.tags({"device": str(problem.base.device), "study": study.name})
+        study.announce(session_of(problem, study.name, job.run_id, job.tracking_uri))
         page = LivePage(job.folder, console)
 
         def write_page() -> None:
@@ -89,24 +85,16 @@ def _measure(
                 page.write(partial(_findings, one, trials, clock), f"{len(trials)} of at most {total} trials")
 
         shown = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.key))
+        proposer = make_proposer(problem, study, sampler)
         one = Search(problem, study, proposer, job.folder, job.children.observer, shown)
-        is_whole = False
+        interrupted = True
         try:
             say(console, f"measuring at most {total} of {len(problem.space.choices)} configurations", "dim")
             with shown:
                 search_with(workers, one)
-            is_whole = True
+            interrupted = False
         finally:
-            interrupted = None if is_whole else f"{len(one.trials)} of at most {total} trials"
             findings = _report(one, clock, interrupted, said, job, console)
-        return findings
-
-    with open_job("search", subject, problem.output, environment(problem.base.device)) as job, study.storage_errors():
-        job.params({**problem.params, **problem.settings.model_dump(mode="json")})
-        job.tags({"device": str(problem.base.device), "study": study.name})
-        study.announce(session_of(problem, study.name, job.run_id, job.tracking_uri))
-        job.succeeded = False
-        findings = measure(job)
         job.succeeded = findings is not None and findings.best is not None
     return findings
 
@@ -119,18 +107,17 @@ def _findings(search: Search, trials: Sequence[Trial], clock: SessionClock) -> S
 
 
 def _report(
-    search: Search, clock: SessionClock, interrupted: str | None, said: Sequence[str], job: Any, console: Console
+    search: Search, clock: SessionClock, interrupted: bool, said: Sequence[str], job: Any, console: Console
 ) -> SearchFindings | None:
-    """Print and log what was found, and write the answer as files; return None if nothing was measured.
-
-    `interrupted` says how far a search came that was interrupted; `said` has the notes that were printed before.
-    """
+    """Print and log what was found, and write the answer as files; return None if nothing was measured."""
     from pipeline.jobs.publish import publish
 
     problem, trials = search.problem, search.trials
     if not trials:
         return None
-    findings = replace(_findings(search, trials, clock), interrupted=interrupted)
+    findings = _findings(search, trials, clock)
+    if interrupted:
+        findings = replace(findings, interrupted=f"{len(trials)} of at most {problem.settings.num_trials} trials")
     best = findings.best
     if best is not None:
         findings = write_answer(problem, dict(best.choice), findings, job)
