@@ -10,14 +10,21 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.base.errors import InvalidInputError
 
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """path.to.module:function"""
+Family = TypeVar("Family")
 NUM_FRAMES = 3
 """Frames that are kept of a traceback."""
+
+
+def classes_in(module: ModuleType, family: type[Family]) -> list[type[Family]]:
+    """Return the classes of a family that a module defines."""
+    members = (member for _, member in inspect.getmembers(module, inspect.isclass))
+    return [member for member in members if issubclass(member, family) and member.__module__ == module.__name__]
 
 
 def is_function_name(name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from pipeline.base.errors import InvalidInputError, close_to
+from pipeline.config.settings import dotted
 from pipeline.config.space import Value
 
 FORMATS = (".yaml", ".yml", ".json", ".toml")
@@ -34,7 +35,7 @@ class PatchedFile:
 
         """
         try:
-            return dict(_dotted(_read(self.path, self.text)))
+            return _values_in(_read(self.path, self.text))
         except (yaml.YAMLError, ValueError) as error:  # tomllib's and json's errors are ValueErrors
             raise InvalidInputError(f"{self.path} cannot be read ({error}); correct it") from error
 
@@ -92,13 +93,9 @@ def _read(path: str, text: str) -> Any:
     return json.loads(text) if path.endswith(".json") else yaml.safe_load(text) or {}
 
 
-def _dotted(content: Any, prefix: str = "") -> Any:
-    """Yield each key with a value of its own, by its dotted name."""
-    for name, value in content.items() if isinstance(content, dict) else ():
-        if isinstance(value, dict):
-            yield from _dotted(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def _values_in(content: Any) -> dict[str, Any]:
+    """Return the value of each key that is no group of others, by its dotted name; none of what has no keys."""
+    return dict(dotted(content)) if isinstance(content, dict) else {}
 
 
 def _patched_toml(text: str, changes: Mapping[str, Value]) -> str:
@@ -117,7 +114,7 @@ def _patched_toml(text: str, changes: Mapping[str, Value]) -> str:
         lines.append(f"{name}{equals} {json.dumps(changes[key])}" if equals and key in changes else line)
     patched = "\n".join(lines) + "\n"
     try:
-        found = dict(_dotted(tomllib.loads(patched)))
+        found = _values_in(tomllib.loads(patched))
     except tomllib.TOMLDecodeError:
         found = {}
     if wrong := [key for key, value in changes.items() if found.get(key) != value]:

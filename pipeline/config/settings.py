@@ -14,6 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 from pipeline.base.contracts import Corpus, Model, SequencesKind, Settings
 from pipeline.base.errors import InvalidInputError, close_to, did_you_mean, has_password
 from pipeline.base.technique import Technique
+from pipeline.base.user_functions import Family, classes_in
 from pipeline.config.other_names import names_for
 from pipeline.config.user_techniques import UserTechniqueError, user_techniques
 from pipeline.models._support.tasks import CLASSES, OF_PAIRS
@@ -22,7 +23,6 @@ FOLLOWS = {"num_steps": "num_epochs", "learning_rate_warmup_steps": "learning_ra
 """Settings that follow from another one where that is given: two ways to say the same."""
 NUM_CLOSE = 3
 """Names that are shown for one that there is not."""
-Family = TypeVar("Family")
 SettingsClass = TypeVar("SettingsClass", bound=Settings)
 
 
@@ -33,12 +33,7 @@ def discover(package: str, family: type[Family]) -> dict[str, type[Family]]:
     for name in sorted(module.name for module in pkgutil.iter_modules([str(folder)])):
         if name.startswith("_"):
             continue
-        module = import_module(f"pipeline.{package}.{name}")
-        [found[name]] = [
-            member
-            for _, member in inspect.getmembers(module, inspect.isclass)
-            if issubclass(member, family) and member.__module__ == module.__name__
-        ]
+        [found[name]] = classes_in(import_module(f"pipeline.{package}.{name}"), family)
     return found
 
 

@@ -8,12 +8,11 @@ Technique. Modules are found on Python's path and in the current folder:
 The variable is read when Fitproof is imported; worker processes inherit it.
 """
 
-import inspect
 import os
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Technique
-from pipeline.base.user_functions import import_user_module
+from pipeline.base.user_functions import classes_in, import_user_module
 
 VARIABLE = "FITPROOF_TECHNIQUES"
 
@@ -46,11 +45,7 @@ def _technique_of(name: str) -> type[Technique]:
         module = import_user_module(name, f"{VARIABLE}={name}", "a module", "path.to.module")
     except InvalidInputError as error:
         raise UserTechniqueError(str(error)) from error
-    found = [
-        member
-        for _, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, Technique) and member.__module__ == module.__name__
-    ]
+    found = classes_in(module, Technique)  # type: ignore[type-abstract]
     if len(found) != 1:
         raise UserTechniqueError(
             f"a module of {VARIABLE} must define one subclass of pipeline.base.technique.Technique, and {name} defines "

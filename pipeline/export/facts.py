@@ -14,7 +14,7 @@ from pipeline.data._support import packing
 from pipeline.data._support.tokenizing import token_folder
 from pipeline.export.literals import literal
 from pipeline.export.lora import Lora, lora_of
-from pipeline.export.model import configuration_changes, configuration_of, layer_names, published_name
+from pipeline.export.model import configuration_changes, configuration_of, layer_names, published_name, structure_of
 from pipeline.export.source import Source, data_source
 from pipeline.memory import attention_saved
 from pipeline.models._support.task_models import TaskModel
@@ -229,7 +229,8 @@ def facts_of(experiment: Experiment) -> Facts:
     settings: Any = experiment.settings
     prepared = experiment.read_corpus()
     checkpointing = next(each for each in experiment.techniques if isinstance(each, Checkpointing))
-    names = layer_names(experiment, prepared.vocabulary_size)
+    trainable = structure_of(experiment, prepared.vocabulary_size)
+    names = layer_names(trainable)
     tokens, targets = (token_folder(prepared.digest) / f"train.{name}.npy" for name in ("tokens", "targets"))
     others = _others(experiment, IN_FACTS)
     return Facts(
@@ -265,7 +266,7 @@ def facts_of(experiment: Experiment) -> Facts:
         tokenizer=experiment.description.tokenizer if experiment.description.needs_tokenizer else None,
         published=published_name(experiment),
         changes=configuration_changes(experiment, prepared.vocabulary_size),
-        lora=lora_of(experiment, prepared.vocabulary_size),
+        lora=lora_of(experiment, trainable),
         weights=settings.weights.removesuffix("_master"),
         loss_kernel=settings.loss_kernel,
         environment=experiment.environment,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from pipeline.base.contracts import Trainable
 from pipeline.config.experiment import Experiment
 from pipeline.techniques._support.lora import adapted_modules
 from pipeline.techniques.adapter import Adapter
@@ -33,20 +34,13 @@ class Lora:
     """Whether all other 16-bit parameters are converted to float32 then."""
 
 
-def lora_of(experiment: Experiment, vocabulary_size: int) -> Lora | None:
-    """Return the adapters of a run, or None if the model itself is trained.
-
-    Raises:
-        InvalidInputError: the model cannot be built.
-
-    """
+def lora_of(experiment: Experiment, trainable: Trainable) -> Lora | None:
+    """Return the adapters of a run whose model is `trainable`, or None if the model itself is trained."""
     adapter = next(each for each in experiment.techniques if isinstance(each, Adapter))
     if not adapter.active:
         return None
     from transformers.pytorch_utils import Conv1D
 
-    plain = experiment.with_random_weights("cpu")
-    trainable = plain.model.built_for_structure(plain.settings.model, vocabulary_size)
     adapted = adapted_modules(trainable.module, trainable.layers, adapter.adapter_targets)
     return Lora(
         rank=adapter.adapter_rank,

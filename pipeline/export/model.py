@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pipeline.base.contracts import Trainable
 from pipeline.config.experiment import Experiment
 from pipeline.models._support.causal_models import UNPUBLISHED
 from pipeline.models._support.published_shapes import HUB_NAMES
@@ -42,19 +43,18 @@ def configuration_changes(experiment: Experiment, vocabulary_size: int) -> dict[
     return {key: value for key, value in changed.items() if own.get(key) != value}
 
 
-def layer_names(experiment: Experiment, vocabulary_size: int) -> list[str]:
-    """Return the dotted names of the model's layers, from the first to the last; the vocabulary is the corpus's.
+def structure_of(experiment: Experiment, vocabulary_size: int) -> Trainable:
+    """Return the model, of which no weights are made where its code allows that; the vocabulary is the corpus's.
 
-    No weights are made to find them, where the model's code allows that.
+    Raises:
+        InvalidInputError: the model cannot be built.
+
     """
     plain = experiment.with_random_weights("cpu")
-    key = plain.settings.model, repr(plain.model), vocabulary_size
-    if key not in _names:
-        trainable = plain.model.built_for_structure(plain.settings.model, vocabulary_size)
-        names = {module: name for name, module in trainable.module.named_modules()}
-        _names[key] = [names[layer] for layer in trainable.layers]
-    return _names[key]
+    return plain.model.built_for_structure(plain.settings.model, vocabulary_size)
 
 
-_names: dict[tuple[str, str, int], list[str]] = {}
-"""By model, its settings, and the size of the vocabulary."""
+def layer_names(trainable: Trainable) -> list[str]:
+    """Return the dotted names of a model's layers, from the first to the last."""
+    names = {module: name for name, module in trainable.module.named_modules()}
+    return [names[layer] for layer in trainable.layers]
