@@ -1,13 +1,13 @@
 """Models that learn which image belongs to which text, of transformers: CLIP and SigLIP."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Description, RandomInput, Trainable
-from pipeline.base.errors import InvalidInputError
-from pipeline.models._support.task_models import TaskModel
+from pipeline.models._support.task_models import TaskModel, set_image_size
 
 
 class Contrastive(TaskModel):
@@ -39,17 +39,11 @@ class Contrastive(TaskModel):
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model with the loss of its class."""
-        built = super().build(name, vocabulary_size)
-        return Trainable(module=built.module, layers=built.layers, loss=_loss)
+        return replace(super().build(name, vocabulary_size), loss=_loss)
 
     def _completed(self, config: Any) -> Any:
         if self.image_size is not None:
-            if self.pretrained and config.vision_config.image_size != self.image_size:
-                raise InvalidInputError(
-                    f"pretrained weights have one shape, and images of {self.image_size} pixels would change it; set "
-                    f"contrastive.image_size={config.vision_config.image_size} or contrastive.pretrained=false"
-                )
-            config.vision_config.image_size = self.image_size
+            set_image_size(self, config.vision_config, self.image_size)
         return config
 
 

@@ -1,5 +1,6 @@
 """Speech recognition by connectionist temporal classification, with transformers' models of raw sound (wav2vec 2.0)."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -66,7 +67,7 @@ class Ctc(TaskModel):
         module: Any = built.module
         if self.freeze_feature_encoder:
             module.freeze_feature_encoder()
-        return Trainable(module=module, layers=built.layers, loss=_loss)
+        return replace(built, loss=_loss)
 
     def _completed(self, config: Any) -> Any:
         config.ctc_loss_reduction = "mean"

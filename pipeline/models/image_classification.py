@@ -5,8 +5,7 @@ from typing import Any, ClassVar
 from pydantic import Field, PositiveInt
 
 from pipeline.base.contracts import Description, RandomInput
-from pipeline.base.errors import InvalidInputError
-from pipeline.models._support.task_models import TaskModel
+from pipeline.models._support.task_models import TaskModel, set_image_size
 
 USUAL_SIZE = 224
 
@@ -37,12 +36,7 @@ class ImageClassification(TaskModel):
 
     def _completed(self, config: Any) -> Any:
         if self.image_size is not None and getattr(config, "image_size", None) is not None:
-            if self.pretrained and config.image_size != self.image_size:
-                raise InvalidInputError(
-                    f"pretrained weights have one shape, and images of {self.image_size} pixels would change it; set "
-                    f"image_classification.image_size={config.image_size} or image_classification.pretrained=false"
-                )
-            config.image_size = self.image_size
+            set_image_size(self, config, self.image_size)
         if self.num_labels is not None:
             config.num_labels = self.num_labels
         config.problem_type = "single_label_classification"

@@ -71,7 +71,7 @@ class ImageText(TaskModel):
         module: Any = built.module
         if self.freeze_vision:
             module.model.vision_tower.requires_grad_(False)
-        return Trainable(module=module, layers=built.layers, loss=_loss)
+        return replace(built, loss=_loss)
 
     def _completed(self, config: Any) -> Any:
         if config.image_token_id >= config.text_config.vocab_size and not self.pretrained:

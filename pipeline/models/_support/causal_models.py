@@ -6,17 +6,11 @@ from typing import Any, ClassVar
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from pipeline.base.contracts import Description, Model
+from pipeline.base.contracts import Description
 from pipeline.base.errors import InvalidInputError
-from pipeline.data._support.checkpoints import check_weights, module_of, read_configuration
+from pipeline.data._support.checkpoints import read_configuration
 from pipeline.models._support.published_shapes import HUB_NAMES, MULTIMODAL, SHAPES
-from pipeline.models._support.transformers_models import (
-    ATTENTION,
-    attention_implementations,
-    has_tokenizer,
-    position_limit,
-    published_type,
-)
+from pipeline.models._support.transformers_models import ATTENTION, TransformersModel, has_tokenizer, position_limit
 
 NANO: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -41,16 +35,11 @@ ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
 """The names of the activation function there."""
 
 
-class CausalModel(Model):
+class CausalModel(TransformersModel):
     """A causal language model of transformers, with random or pretrained weights."""
 
-    task: ClassVar[str]
-    """What it is trained for, the name of its file."""
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
-    """Name of the class of transformers that builds it."""
 
-    pretrained: bool = False
-    """Load the published weights (from the hub, the hub's local cache or a folder) instead of random weights."""
     num_layers: PositiveInt | None = None
     """Number of layers; none: the model's own."""
     width: PositiveInt | None = None
@@ -69,24 +58,13 @@ class CausalModel(Model):
         """
         return _description_of_preset(self, name) if self._is_preset(name) else _description(self, name)
 
-    def check_weights(self, name: str) -> None:
-        """Check the files of pretrained weights."""
-        if self.pretrained:
-            check_weights(name, f"{self.task}.pretrained")
-
     def identity(self, name: str) -> str:
         """Return nothing for a preset; of any other model its configuration, whose file may change."""
-        return "" if self._is_preset(name) else str(vars(self.configuration(name, 1)))
+        return "" if self._is_preset(name) else super().identity(name)
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
         """Return all for a preset; the class of any other model is imported and asked."""
-        if name in PRESETS:
-            return ATTENTION
-        return attention_implementations(self.auto_class, self.configuration(name, 1).model_type)
-
-    def module(self, name: str, vocabulary_size: int) -> nn.Module:
-        """Return transformers' module of the model, to be trained."""
-        return module_of(self.auto_class, name, self.configuration(name, vocabulary_size), pretrained=self.pretrained)
+        return ATTENTION if name in PRESETS else super().attention_implementations(name)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
@@ -166,7 +144,7 @@ def _description(family: CausalModel, name: str) -> Description:
         needs_tokenizer=family.pretrained or (has_own_tokenizer and name not in PRESETS),
         width=config.hidden_size,
         activation=_activation(config),
-        published_type=published_type(config) if family.pretrained else None,
+        published_type=family.published_type(config),
     )
 
 

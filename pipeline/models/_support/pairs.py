@@ -1,7 +1,6 @@
 """Causal language models that are trained on pairs of a chosen and a rejected answer."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 from pipeline.base.contracts import Description, Prepared
 from pipeline.base.errors import InvalidInputError
@@ -11,8 +10,6 @@ from pipeline.models._support.causal_models import CausalModel
 
 class PairModel(CausalModel):
     """A causal language model whose examples are pairs of answers."""
-
-    names: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def opens(cls, _: str) -> bool:

@@ -40,16 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt2-large": _gpt2(36, 1280, 20),
     "gpt2-xl": _gpt2(48, 1600, 25),
     # Touvron et al. 2023, table 2 (LLaMA, 6.7 B parameters).
-    "llama-7b": {
-        "model_type": "llama",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "intermediate_size": 11008,
-        "max_position_embeddings": 2048,
-        "vocab_size": 32000,
-    },
+    "llama-7b": decoder("llama", 32, 4096, (32, 32, 128), 11_008, 32_000, max_position_embeddings=2048),
     # config.json on the hub; what changes neither a shape nor memory (rotary base, epsilon) is transformers' default.
     "llama-3.2-1b": decoder("llama", 16, 2048, (32, 8, 64), 8192, 128_256, **_LLAMA_3, **_TIED),
     "llama-3.2-3b": decoder("llama", 28, 3072, (24, 8, 128), 8192, 128_256, **_LLAMA_3, **_TIED),

@@ -10,27 +10,17 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from pipeline.base.contracts import Batch, Description, Model, Prepared, RandomInput, Sequences, Trainable
+from pipeline.base.contracts import Batch, Description, Prepared, RandomInput, Sequences, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.data._support.checkpoints import check_weights, module_of, read_configuration
+from pipeline.data._support.checkpoints import read_configuration
 from pipeline.data._support.sequences import IGNORED_LABEL, PackedSequences, PaddedSequences
 from pipeline.models._support.tasks import ELSEWHERE, check_task, task_of
-from pipeline.models._support.transformers_models import (
-    attention_implementations,
-    has_tokenizer,
-    position_limit,
-    published_type,
-)
+from pipeline.models._support.transformers_models import TransformersModel, has_tokenizer, position_limit
 
 
-class TaskModel(Model):
-    """A model of transformers' class for one task, in a folder or on the hub."""
+class TaskModel(TransformersModel):
+    """A model of transformers' class for one of its tasks, in a folder or on the hub."""
 
-    names: ClassVar[tuple[str, ...]] = ()
-    task: ClassVar[str]
-    """Its name among those of pipeline.models._support.tasks, which is that of its file."""
-    auto_class: ClassVar[str]
-    """Name of the class of transformers that builds it."""
     made_of: ClassVar[str]
     """What its inputs and labels are made of."""
     types: ClassVar[tuple[str, ...]] = ()
@@ -38,8 +28,6 @@ class TaskModel(Model):
     instead: ClassVar[str] = ELSEWHERE
     """What to do with a model of another type."""
 
-    pretrained: bool = False
-    """Load the published weights instead of random ones."""
     num_layers: PositiveInt | None = None
     """Number of layers, of an encoder and of a decoder; none: the model's own."""
 
@@ -65,13 +53,12 @@ class TaskModel(Model):
             width=getattr(config, "hidden_size", None),
             inputs=inputs,
             needs_whole_batch=needs_whole_batch,
-            published_type=published_type(config) if self.pretrained else None,
+            published_type=self.published_type(config),
         )
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model with the layers that transformers checkpoints, and its own loss."""
-        config = self.configuration(name, vocabulary_size)
-        module = module_of(self.auto_class, name, config, pretrained=self.pretrained)
+        module = self.module(name, vocabulary_size)
         return Trainable(module=module, layers=_layers(module), loss=own_loss)
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
@@ -100,15 +87,6 @@ class TaskModel(Model):
         """Return a configuration with what the task needs."""
         return config
 
-    def check_weights(self, name: str) -> None:
-        """Check the files of pretrained weights."""
-        if self.pretrained:
-            check_weights(name, f"{self.task}.pretrained")
-
-    def identity(self, name: str) -> str:
-        """Return its configuration, whose file may change."""
-        return str(vars(self.configuration(name, 1)))
-
     def note(self, name: str) -> str:
         """Return for which task it is trained, and that of what."""
         return f"{name} is trained for {self.task}, by transformers' {self.auto_class}: {self.made_of}"
@@ -116,10 +94,6 @@ class TaskModel(Model):
     def has_layers(self, name: str) -> bool:
         """Whether transformers checkpoints layers of its class."""
         return _has_layers(self.model_copy(update={"pretrained": False}), name, self.identity(name))
-
-    def attention_implementations(self, name: str) -> tuple[str, ...]:
-        """Return those of its class."""
-        return attention_implementations(self.auto_class, self.configuration(name, 1).model_type)
 
     def inseparable_documents(self, name: str) -> str | None:
         """Return that no task but causal language modelling packs documents."""
@@ -145,7 +119,7 @@ class TextTask(TaskModel):
             tokenizer=name if needs_tokenizer else None,
             needs_tokenizer=needs_tokenizer,
             width=getattr(config, "hidden_size", None),
-            published_type=published_type(config) if self.pretrained else None,
+            published_type=self.published_type(config),
         )
 
     def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:
@@ -205,6 +179,21 @@ def own_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
     """Return the mean loss that the model computes times its labels, divided by the window's number of targets."""
     mean: Tensor = module(**batch).loss
     return mean.float() * (batch["labels"] != IGNORED_LABEL).sum() / num_targets
+
+
+def set_image_size(model: TaskModel, config: Any, size: int) -> None:
+    """Set the height and width of images in a configuration.
+
+    Raises:
+        InvalidInputError: it is that of pretrained weights, for images of another size.
+
+    """
+    if model.pretrained and config.image_size != size:
+        raise InvalidInputError(
+            f"pretrained weights have one shape, and images of {size} pixels would change it; set "
+            f"{model.task}.image_size={config.image_size} or {model.task}.pretrained=false"
+        )
+    config.image_size = size
 
 
 def row_generator(seed: int, row: int) -> torch.Generator:

@@ -1,8 +1,14 @@
-"""What is known of a model of transformers by its configuration, without building it."""
+"""Models of transformers' classes, and what is known of one by its configuration, without building it."""
 
+from abc import abstractmethod
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from torch import nn
+
+from pipeline.base.contracts import Model
+from pipeline.data._support.checkpoints import check_weights, module_of
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2")
 """Implementations of attention in transformers; the presets have all of them."""
@@ -19,6 +25,45 @@ OFFSET_POSITIONS = ("roberta", "camembert", "mpnet", "xlm-roberta", "data2vec-te
 """Types whose positions begin behind the id of padding."""
 
 
+class TransformersModel(Model):
+    """A model of transformers, with random or pretrained weights."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    task: ClassVar[str]
+    """What it is trained for, the name of its file."""
+    auto_class: ClassVar[str]
+    """Name of the class of transformers that builds it."""
+
+    pretrained: bool = False
+    """Load the published weights (from the hub, the hub's local cache or a folder) instead of random weights."""
+
+    @abstractmethod
+    def configuration(self, name: str, vocabulary_size: int) -> Any:
+        """Return transformers' configuration of model `name`, changed by the settings of this family."""
+
+    def module(self, name: str, vocabulary_size: int) -> nn.Module:
+        """Return transformers' module of the model, to be trained."""
+        return module_of(self.auto_class, name, self.configuration(name, vocabulary_size), pretrained=self.pretrained)
+
+    def check_weights(self, name: str) -> None:
+        """Check the files of pretrained weights."""
+        if self.pretrained:
+            check_weights(name, f"{self.task}.pretrained")
+
+    def identity(self, name: str) -> str:
+        """Return its configuration, whose file may change."""
+        return str(vars(self.configuration(name, 1)))
+
+    def attention_implementations(self, name: str) -> tuple[str, ...]:
+        """Return those of its class, which is imported and asked."""
+        return attention_implementations(self.auto_class, self.configuration(name, 1).model_type)
+
+    def published_type(self, config: Any) -> str | None:
+        """Return the type of the checkpoint that it begins with, by which transformers loads its weights."""
+        dtype = getattr(config, "dtype", None)
+        return str(dtype).removeprefix("torch.") if self.pretrained and dtype is not None else None
+
+
 def position_limit(config: Any) -> int | None:
     """Return the longest sequence in tokens for which a model has positions; None if there is no limit."""
     limit = getattr(config, "max_position_embeddings", None)
@@ -31,12 +76,6 @@ def position_limit(config: Any) -> int | None:
 def has_tokenizer(name: str) -> bool:
     """Whether a model has a tokenizer of its own; what is on the hub has one."""
     return not Path(name).is_dir() or any((Path(name) / file).exists() for file in TOKENIZER_FILES)
-
-
-def published_type(config: Any) -> str | None:
-    """Return the type that a checkpoint's configuration names, by which transformers loads its weights."""
-    dtype = getattr(config, "dtype", None)
-    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 @lru_cache
