@@ -14,14 +14,18 @@ DASHES = ([1, 0], [6, 3], [6, 3, 1, 3], [2, 2])
 ALL = "all"
 """The choice of a menu with which no run stands out."""
 OVER = "optimizer step"
+MOST_MARKED = 40
+"""Steps up to which each is marked by a point."""
 NUM_POINTS = 500
 MOST_POINTS = 1000
 """Points of a curve and of all curves of a chart; of longer ones every n-th is drawn, and the last one."""
+Series = Mapping[str, Sequence[tuple[float, float | None]]]
+"""The points (x, y) of each line, by its name."""
 
 
 def curves(
     title: str,
-    series: Mapping[str, Sequence[tuple[float, float | None]]],
+    series: Series,
     unit: str,
     *,
     scale: alt.Scale | None = None,
@@ -37,34 +41,41 @@ def curves(
         nothing = alt.Chart(data([{"text": "no run has any"}])).mark_text().encode(text="text:N")
         return Panel(title=title, chart=nothing)
     slug = re.sub(r"\W+", "_", title)
-    params, opacity = highlighting(slug, list(series))
-    zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
-    shade, dashes = line_encodings(colour_numbers or {name: number for number, name in enumerate(series)}, series)
     has_points = any(y is not None and math.isfinite(y) for points in series.values() for _, y in points)
     empty = alt.Scale(domain=[0, 1])
     x_scale = alt.Scale(zero=False, nice=False) if has_points else empty
     y_scale = (scale or alt.Scale(zero=False)) if has_points else empty
-    base = (
-        alt.Chart()
-        .encode(
-            x=alt.X("x:Q", title=OVER, axis=alt.Axis(tickMinStep=1, format="d"), scale=x_scale),
-            y=alt.Y("y:Q", title=unit, scale=y_scale),
-            color=shade,
-            **ABOUT,
-        )
-        .transform_calculate(about=about_point(unit))
-    )
-    marked = max(map(len, series.values()), default=0) <= 40
-    main = base.properties(name=f"view_{slug}", data=points(series))
-    layers: list[alt.Chart] = [
-        main.mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, fillOpacity=1 if marked else 0.01))
-        .encode(strokeDash=dashes, opacity=opacity)
-        .add_params(*params, zoomed)
-    ]
+    x = alt.X("x:Q", title=OVER, axis=alt.Axis(tickMinStep=1, format="d"), scale=x_scale)
+    y = alt.Y("y:Q", title=unit, scale=y_scale)
+    base, params = over_steps(slug, colour_numbers or {name: number for number, name in enumerate(series)}, series, x)
+    main = lines(base, series, unit, y, max(map(len, series.values()), default=0))
+    layers: list[alt.Chart] = [main.properties(name=f"view_{slug}").add_params(*params)]
     if crosses and any(crosses.values()):
-        at = base.properties(data=points(crosses))
-        layers.append(at.mark_point(shape="cross", angle=45, size=60, filled=True).encode(color=alt.value(WARNING)))
+        at = alt.Chart(points(crosses)).transform_calculate(about=about_point(unit))
+        layers.append(
+            at.mark_point(shape="cross", angle=45, size=60, filled=True).encode(
+                x=x, y=y, color=alt.value(WARNING), **ABOUT
+            )
+        )
     return Panel(title=title, chart=layered(*layers))
+
+
+def over_steps(
+    slug: str, colour_numbers: Mapping[str, int], shown: Iterable[str], x: alt.X
+) -> tuple[alt.Chart, tuple[alt.Parameter, ...]]:
+    """Return what lines of runs over `x` have in common, and the parameters by which they are chosen and zoomed."""
+    params, opacity = highlighting(slug, list(shown))
+    zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
+    color, dashes = line_encodings(colour_numbers, shown)
+    base = alt.Chart().encode(x=x, color=color, strokeDash=dashes, opacity=opacity, **ABOUT)
+    return base, (*params, zoomed)
+
+
+def lines(base: alt.Chart, series: Series, unit: str, y: alt.Y, num_steps: float) -> alt.Chart:
+    """Return a line for each series, over a chart of over_steps(); of few steps each is marked by a point."""
+    marks = alt.OverlayMarkDef(size=36, fillOpacity=1 if num_steps <= MOST_MARKED else 0.01)
+    drawn: alt.Chart = base.properties(data=points(series)).transform_calculate(about=about_point(unit))
+    return drawn.mark_line(strokeWidth=2, point=marks).encode(y=y)
 
 
 def highlighting(slug: str, names: Sequence[str]) -> tuple[tuple[alt.Parameter, ...], Any]:
@@ -86,22 +97,22 @@ def line_encodings(colour_numbers: Mapping[str, int], shown: Iterable[str]) -> t
     shades = alt.Scale(domain=names, range=[colour(number) for number in numbers])
     turns = [number + number // len(COLOURS) for number in numbers]  # the ninth has the colour of the first
     dashes = alt.Scale(domain=names, range=[DASHES[turn % len(DASHES)] for turn in turns])
-    lines = json.dumps({name: label(name) for name in names})
-    legend = alt.Legend(labelExpr=f"{lines}[datum.value]", symbolType="stroke", symbolSize=250, symbolStrokeWidth=3)
+    labels = json.dumps({name: label(name) for name in names})
+    legend = alt.Legend(labelExpr=f"{labels}[datum.value]", symbolType="stroke", symbolSize=250, symbolStrokeWidth=3)
     return alt.Color("run:N", scale=shades, legend=legend), alt.StrokeDash("run:N", scale=dashes, legend=legend)
 
 
-def points(series: Mapping[str, Sequence[tuple[float, float | None]]]) -> alt.Data:
+def points(series: Series) -> alt.Data:
     """Return the points (x, y) of each series as data with the fields `run`, `x` and `y`."""
     limit = max(2, min(NUM_POINTS, MOST_POINTS // max(1, len(series))))
-    lines = []
+    found = []
     for name, line in series.items():
         every = -(-len(line) // limit) or 1
         for number, (x, y) in enumerate(line):
             if number % every == 0 or number == len(line) - 1:
                 known = float(f"{y:.7g}") if y is not None and math.isfinite(y) else None
-                lines.append({"run": name, "x": x, "y": known})
-    return data(lines)
+                found.append({"run": name, "x": x, "y": known})
+    return data(found)
 
 
 def about_point(unit: str) -> str:

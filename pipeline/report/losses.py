@@ -7,17 +7,13 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from pipeline.report.comparable import of_other_data
-from pipeline.report.curves import OVER, about_point, curves, highlighting, line_encodings, points
-from pipeline.report.plot import ABOUT, Panel, layered, whole_axis
+from pipeline.report.curves import OVER, Series, curves, lines, over_steps
+from pipeline.report.plot import Panel, layered, whole_axis
 from pipeline.training.metrics import Row
 
 HEIGHT, UPPER_PIXELS, LOWER_PIXELS = 370, 230, 110
 """Heights of both charts, of the losses and of the differences."""
-MOST_MARKED = 40
-"""Steps up to which each is marked by a point."""
 FITTED = alt.Scale(zero=False, nice=False)
-
-Series = Mapping[str, Sequence[tuple[float, float | None]]]
 
 
 def losses(rows: Sequence[Row]) -> dict[str, list[tuple[float, float | None]]]:
@@ -86,30 +82,17 @@ def _stacked(name: str, parts: Mapping[str, Series], numbers: Mapping[str, int])
     shown = parts["loss"]
     last = max(step for series in shown.values() for step, _ in series)
     slug = re.sub(r"\W+", "_", name)
-    params, opacity = highlighting(slug, list(shown))
-    zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
     steps = alt.binding_range(min=1, max=max(2, last - 1), step=1, name="from step")
     first = alt.param(name=f"first_{slug}", value=1, bind=steps)
-    color, dashes = line_encodings(numbers, shown)
-    base = alt.Chart().encode(
-        x=alt.X("x:Q", title=OVER, axis=whole_axis(int(last), grid=False), scale=FITTED),
-        color=color,
-        strokeDash=dashes,
-        opacity=opacity,
-        **ABOUT,
-    )
+    x = alt.X("x:Q", title=OVER, axis=whole_axis(int(last), grid=False), scale=FITTED)
+    base, params = over_steps(slug, numbers, shown, x)
+    base = base.transform_filter(f"datum.x >= {first.name}")
     ranges = {"loss": (0, UPPER_PIXELS), "difference": (HEIGHT - LOWER_PIXELS, HEIGHT)}
     layers = []
     for unit, series in parts.items():
         top, bottom = ranges[unit] if len(parts) > 1 else (0, HEIGHT)
         scale = alt.Scale(zero=False, range=[bottom, top])
         axis = alt.Axis(orient="left", tickCount=(bottom - top) // 40)
-        layers.append(
-            base.properties(data=points(series))
-            .transform_filter(f"datum.x >= {first.name}")
-            .transform_calculate(about=about_point(unit))
-            .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=36, fillOpacity=1 if last <= MOST_MARKED else 0.01))
-            .encode(y=alt.Y("y:Q", title=unit, scale=scale, axis=axis))
-        )
-    layers[0] = layers[0].properties(name=f"view_{slug}").add_params(*params, zoomed, first)
+        layers.append(lines(base, series, unit, alt.Y("y:Q", title=unit, scale=scale, axis=axis), last))
+    layers[0] = layers[0].properties(name=f"view_{slug}").add_params(*params, first)
     return layered(*layers, resolve=alt.Resolve(scale={"y": "independent"}))
