@@ -34,16 +34,6 @@ ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 @dataclass(frozen=True)
-class Placeholder:
-    """A placeholder of a template."""
-
-    name: str
-    is_flag: bool
-    values: tuple[Value, ...]
-    """Those that are written behind its name; a flag has False and True."""
-
-
-@dataclass(frozen=True)
 class Patch:
     """A file of which each run reads a copy."""
 
@@ -74,28 +64,28 @@ class Template:
     """Of a known command, by name; placeholders or not."""
 
     @cached_property
-    def placeholders(self) -> Mapping[str, Placeholder]:
-        """The placeholders by name, in their order.
+    def placeholders(self) -> Mapping[str, tuple[Value, ...]]:
+        """The values that are written behind each placeholder, in their order; a flag has False and True.
 
         Raises:
             InvalidInputError: a flag is not a word of its own, or a placeholder has values in two places.
 
         """
-        found: dict[str, Placeholder] = {}
+        found: dict[str, tuple[Value, ...]] = {}
         files = {patch.file.path for patch in self.patches}
         texts = [text for patch in self.patches for text in patch.texts.values()]
         for text in (*self.words, *texts):
             for match in PLACEHOLDER.finditer(text):
-                one = _placeholder(match, text)
-                known = found.get(one.name, one)
-                if known.values and one.values and known.values != one.values:
+                name, values = match["name"], _values_of(match, text)
+                known = found.get(name, values)
+                if known and values and known != values:
                     raise InvalidInputError(
-                        f"the placeholder {{{one.name}}} has values in two places, {_written(known.values)} and "
-                        f"{_written(one.values)}; write them behind the first alone, or give one of them another name"
+                        f"the placeholder {{{name}}} has values in two places, {_written(known)} and "
+                        f"{_written(values)}; write them behind the first alone, or give one of them another name"
                     )
-                if one.name not in files:
-                    found[one.name] = known if known.values else one
-        return found | {name: Placeholder(name, False, values) for name, values in self.variables.items()}
+                if name not in files:
+                    found[name] = known or values
+        return {**found, **self.variables}
 
     def fill(self, values: Mapping[str, Value]) -> Filled:
         """Return it with values; a word that is one placeholder with an empty value is left out.
@@ -229,17 +219,17 @@ def _variables(text: str) -> Iterator[tuple[str, tuple[Value, ...]]]:
         yield name, tuple(dict.fromkeys(values.split(",")))
 
 
-def _placeholder(match: re.Match[str], word: str) -> Placeholder:
-    name, text = match["name"], match["values"]
+def _values_of(match: re.Match[str], word: str) -> tuple[Value, ...]:
+    """Return the values of a placeholder that are written in a word."""
+    text = match["values"]
     if match["flag"] is None:
-        return Placeholder(
-            name, False, () if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-        )
+        return () if text is None else tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if match[0] != word or text is not None:
         raise InvalidInputError(
-            f"a flag that is there or not is a word of its own without values, and is {word!r}; write {{--{name}}}"
+            "a flag that is there or not is a word of its own without values, and is "
+            f"{word!r}; write {{--{match['name']}}}"
         )
-    return Placeholder(name, True, (False, True))
+    return (False, True)
 
 
 def _filled(word: str, values: Mapping[str, Value]) -> Iterator[str]:

@@ -16,7 +16,13 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.settings import RunSettings, validate
-from pipeline.jobs.simulate import EXIT_CODE_DOES_NOT_FIT, SimulatedCommandSettings, stdout_to_stderr, wanted_run
+from pipeline.jobs.simulate import (
+    EXIT_CODE_DOES_NOT_FIT,
+    SimulatedCommandSettings,
+    content_of,
+    stdout_to_stderr,
+    wanted_run,
+)
 from pipeline.memory.out_of_memory import Messages, OutOfMemoryMessage, Place, read_messages
 from pipeline.simulation.cards import CARDS, TABLE, Card, Context
 from pipeline.simulation.run import Simulate
@@ -87,7 +93,7 @@ def explain(settings: ExplainSettings, console: Console) -> int:
         _show(messages, console)
         found = _of_command(settings, messages, console) if settings.command else None
     if settings.answer == "json":
-        print(json.dumps(_content(messages, found)))  # noqa: T201
+        print(json.dumps(_content(messages) if found is None else content_of(found)))  # noqa: T201
     return 0 if found is None else _exit_code(found)
 
 
@@ -202,19 +208,11 @@ def _with_memory(card: Card, message: OutOfMemoryMessage) -> Card:
     return replace(card, memory_mib=total // MIB, context=context)
 
 
-def _content(messages: Messages, found: "Explanation | None") -> dict[str, Any]:
-    """Return the answer as an object for JSON."""
+def _content(messages: Messages) -> dict[str, Any]:
+    """Return what a log says as an object for JSON."""
     from pydantic import TypeAdapter
 
-    from pipeline.report.findings import to_json
-
-    first = TypeAdapter(Messages).dump_python(messages, mode="json")
-    if found is None:
-        return {"kind": "Messages", **first}
-    content: dict[str, Any] = json.loads(to_json(found))
-    for process in content["simulation"]["processes"]:
-        del process["course"]  # a number for each allocation
-    return content
+    return {"kind": "Messages", **TypeAdapter(Messages).dump_python(messages, mode="json")}
 
 
 def _exit_code(found: "Explanation") -> int:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from rich.console import Console
@@ -22,6 +22,7 @@ from pipeline.simulation.environment import check_num_cards
 from pipeline.simulation.run import Simulate, on_cuda_build
 
 if TYPE_CHECKING:
+    from pipeline.prediction.commands.explanation import Explanation
     from pipeline.prediction.commands.simulation import Simulation
 
 EXIT_CODE_DOES_NOT_FIT = 3
@@ -85,12 +86,7 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
     with stdout_to_stderr() if settings.answer == "json" else nullcontext():
         found = _log_simulation(settings, console)
     if settings.answer == "json":
-        from pipeline.report.findings import to_json
-
-        content = json.loads(to_json(found))
-        for process in content["processes"]:
-            del process["course"]  # a number for each allocation
-        print(json.dumps(content))  # noqa: T201
+        print(json.dumps(content_of(found)))  # noqa: T201
     return _exit_code(found)
 
 
@@ -110,6 +106,16 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation
         job.tags({"verdict": found.verdict.value, "with_values": str(found.with_values).lower()})
         job.succeeded = _exit_code(found) != 1
     return found
+
+
+def content_of(found: "Simulation | Explanation") -> dict[str, Any]:
+    """Return what was found as an object for JSON, without the courses of memory: a number for each allocation."""
+    from pipeline.report.findings import to_json
+
+    content: dict[str, Any] = json.loads(to_json(found))
+    for process in content.get("simulation", content)["processes"]:
+        del process["course"]
+    return content
 
 
 @contextmanager

@@ -74,8 +74,9 @@ def over_steps(
 def lines(base: alt.Chart, series: Series, unit: str, y: alt.Y, num_steps: float) -> alt.Chart:
     """Return a line for each series, over a chart of over_steps(); of few steps each is marked by a point."""
     marks = alt.OverlayMarkDef(size=36, fillOpacity=1 if num_steps <= MOST_MARKED else 0.01)
-    drawn: alt.Chart = base.properties(data=points(series)).transform_calculate(about=about_point(unit))
-    return drawn.mark_line(strokeWidth=2, point=marks).encode(y=y)
+    drawn = base.properties(data=points(series)).transform_calculate(about=about_point(unit))
+    line: alt.Chart = drawn.mark_line(strokeWidth=2, point=marks).encode(y=y)
+    return line
 
 
 def highlighting(slug: str, names: Sequence[str]) -> tuple[tuple[alt.Parameter, ...], Any]:

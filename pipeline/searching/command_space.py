@@ -40,8 +40,8 @@ def dimensions_of(settings: CommandSearchSettings, template: Template) -> dict[s
             f"space has values of the command's placeholders, and {{{unknown[0]}}} is none of them; they are: {known}"
         )
     dimensions: dict[str, tuple[Value, ...]] = {}
-    for name, one in placeholders.items():
-        given = settings.space.get(name, "divisors" if name == MICRO_BATCH and not one.values else one.values)
+    for name, values in placeholders.items():
+        given = settings.space.get(name, "divisors" if name == MICRO_BATCH and not values else values)
         if given == "divisors" and name == MICRO_BATCH:
             dimensions[name] = divisors(settings.effective_batch_size)
         elif isinstance(given, str) or (not given and name not in (*DERIVED, WORLD_SIZE)):

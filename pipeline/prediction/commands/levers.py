@@ -48,7 +48,7 @@ def marks_of(template: Template) -> dict[str, tuple[Value, ...]]:
 
     Those with a colon are a mapping of YAML, which stays as it is written.
     """
-    values = {name: one.values for name, one in template.placeholders.items() if len(one.values) > 1}
+    values = {name: values for name, values in template.placeholders.items() if len(values) > 1}
     return {name: own for name, own in values.items() if not any(":" in str(value) for value in own)}
 
 
