@@ -1,7 +1,6 @@
 """The entry point `finetune`: the kinds of fine-tuning that fit a budget, compared, and a search within one of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from pipeline.jobs.plan import log_plan, make_plan
 from pipeline.jobs.printing import say
 from pipeline.jobs.search import run_search
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
+from pipeline.planning.plan import CardPlan, PlanFindings
 from pipeline.searching.problem import automatic_budget
 from pipeline.searching.settings import SearchSettings
 
@@ -37,7 +36,7 @@ IN_SHARED = ("budget", "config")
 """Settings of the search that the settings of all kinds have already."""
 LENGTH = ("num_steps", "eval_steps")
 """Settings that the compared runs have their own values of."""
-SMALLEST = {"micro_batch_size": 1}
+SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
 """The configuration that stands for a kind that has no plan."""
 
 
@@ -73,42 +72,8 @@ class KindsSettings(Settings):
     compared: ComparedSettings
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of fine-tuning, planned on this device."""
-
-    name: str
-    settings: Mapping[str, Any]
-    plan: CardPlan | str
-    """Why there is none, where the device, the packages or the model support no configuration."""
-
-    @property
-    def fastest(self) -> PlannedRow | None:
-        """Its configuration that fits and is expected to be the fastest; None if none fits."""
-        return None if isinstance(self.plan, str) else self.plan.recommended
-
-    @property
-    def skipped(self) -> str | None:
-        """Why it cannot run within the budget; None if it can."""
-        if isinstance(self.plan, str):
-            return self.plan
-        if self.fastest is not None:
-            return None
-        budget_mib = self.plan.budget_bytes / MIB
-        least_mib = _least(self.plan).peak_bytes / MIB
-        return f"its smallest configuration needs {least_mib:,.1f} MiB, and the budget is {budget_mib:,.1f} MiB"
-
-    @property
-    def choice(self) -> Mapping[str, Any]:
-        """The configuration that it runs, or that stands for it if it does not."""
-        if isinstance(self.plan, str):
-            return SMALLEST
-        return (self.fastest or _least(self.plan)).choice
-
-
-def _least(plan: CardPlan) -> PlannedRow:
-    """Return the configuration of a plan with the smallest predicted peak."""
-    return min(plan.rows, key=lambda row: row.peak_bytes)
+Planned = CardPlan | str
+"""The plan of a kind on this device, or why the device, the packages or the model support no configuration of it."""
 
 
 def finetune(given: Mapping[str, Any], console: Console) -> int:
@@ -149,23 +114,24 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
         _check_supported(experiments[asked])
     first = next(iter(experiments.values()))
     first.prepare()  # what is wrong with data or weights is said before anything is predicted
-    planned = []
+    planned: dict[str, Planned] = {}
     with progress(f"planning {len(own.kinds)} kinds of fine-tuning", len(own.kinds)) as advance:
-        for kind in _planned(own, shared):
-            planned.append(kind)
+        for name, plan in _planned(own, shared):
+            planned[name] = plan
             advance(1)
     compared = run_comparison(_comparison(own, shared, planned), console)
-    chosen = next((one for one in planned if one.name == asked or (asked == AUTO_KIND and one.skipped is None)), None)
+    fitting = [name for name, plan in planned.items() if _skipped(plan) is None]
+    chosen = next(iter(fitting), None) if asked == AUTO_KIND else asked
     found = None
     if chosen is not None:
-        say(console, f"searching the fastest configuration of the kind {chosen.name}")
+        say(console, f"searching the fastest configuration of the kind {chosen}")
         own_settings = merged(length, _search_settings(shared, given))
-        found = run_search(merged(own_settings, nested(chosen.settings)), console)
+        found = run_search(merged(own_settings, nested(own.kinds[chosen])), console)
     from pipeline.report.shown import Compared, Finetuned, Searched  # imported after the runs
 
     return Finetuned(
         kinds=Compared.of(compared),
-        kind=None if chosen is None else chosen.name,
+        kind=chosen,
         searched=None if found is None else Searched.of(found),
     )
 
@@ -246,8 +212,8 @@ def _search_settings(shared: Mapping[str, Any], given: Mapping[str, Any]) -> dic
     }
 
 
-def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[Kind]:
-    """Yield each kind with the prediction of every configuration of the compared space.
+def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[tuple[str, Planned]]:
+    """Yield the name of each kind with its plan, of every configuration of the compared space.
 
     Raises:
         InvalidInputError: a setting is wrong, or no kind can run here.
@@ -262,20 +228,32 @@ def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[Kind]:
             [card] = make_plan(planned, Console(quiet=True)).cards
         except InvalidInputError as error:
             refused.append(f"{name}: {error}")
-            yield Kind(name, settings, str(error))
+            yield name, str(error)
         else:
-            yield Kind(name, settings, card)
+            yield name, card
     if len(refused) == len(own.kinds):
         raise InvalidInputError("\n".join(refused))
 
 
-def _comparison(own: KindsSettings, shared: Mapping[str, Any], kinds: Sequence[Kind]) -> EntryPoint:
-    """Return the comparison of the kinds, each with its fastest expected configuration."""
+def _skipped(plan: Planned) -> str | None:
+    """Return why a kind cannot run within the budget; None if it can."""
+    if isinstance(plan, str):
+        return plan
+    if plan.recommended is not None:
+        return None
+    least_mib, budget_mib = min(row.peak_bytes for row in plan.rows) / MIB, plan.budget_bytes / MIB
+    return f"its smallest configuration needs {least_mib:,.1f} MiB, and the budget is {budget_mib:,.1f} MiB"
+
+
+def _comparison(own: KindsSettings, shared: Mapping[str, Any], planned: Mapping[str, Planned]) -> EntryPoint:
+    """Return the comparison of the kinds, each with its fastest expected configuration, or one that stands for it."""
     variants = []
-    for kind in kinds:
-        experiment = _experiment(own, shared, kind.settings, kind.choice)
-        variants.append(Variant(kind.name, experiment, kind.skipped))
-    baseline = next((kind.name for kind in kinds if kind.skipped is None), kinds[0].name)
+    for name, plan in planned.items():
+        choice = SMALLEST
+        if isinstance(plan, CardPlan):
+            choice = (plan.recommended or min(plan.rows, key=lambda row: row.peak_bytes)).choice
+        variants.append(Variant(name, _experiment(own, shared, own.kinds[name], choice), _skipped(plan)))
+    baseline = next((one.name for one in variants if one.skipped is None), variants[0].name)
     return EntryPoint(ENTRY, SPACES[ENTRY], (Comparison("kinds", baseline, tuple(variants)),), own.compared.sections)
 
 
