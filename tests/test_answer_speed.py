@@ -14,7 +14,7 @@ from pipeline.cli import parse
 from pipeline.jobs.answer_values import answer_metrics
 from pipeline.report.configurations import configurations_of
 from pipeline.report.page import to_html, to_markdown
-from pipeline.report.search import NOISY, answer, search_report, trials_table
+from pipeline.report.search import NOISY, answer, ranking_table, runs_frame, search_report
 from pipeline.report.trial_plots import fastest_so_far
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.results import SearchFindings, Trial, best_speed
@@ -77,15 +77,15 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(findings())
-def test_every_run_of_the_answer_is_in_its_table_with_what_it_counts_for(found: SearchFindings) -> None:
-    frame = trials_table(found).frame
+def test_the_line_of_a_configuration_and_its_runs_agree(found: SearchFindings) -> None:
+    every, ranking = runs_frame(found), ranking_table(found).frame
     for choice, role in ((BEST, "answer"), (BASELINE, "baseline")):
-        own = frame[frame["micro-batch"] == choice["micro_batch_size"]]
-        assert sorted(own["run's tokens/s"]) == pytest.approx(sorted(speeds_of(found, choice)))
-        assert set(own[""]) <= {role, "not counted"}
-        counted = own["run's tokens/s"][own[""] == role]
-        assert list(own["tokens/s"]) == pytest.approx([mean_speed(list(counted))] * len(own))
-    assert set(frame["run"]) >= {one.name for one in found.extra} | {f"trial {row.number + 1}" for row in found.rows}
+        own = every[every["micro_batch_size"] == choice["micro_batch_size"]]
+        [line] = ranking[ranking["micro-batch"] == choice["micro_batch_size"]].to_dict("records")
+        assert sorted(own["tokens_per_second"]) == pytest.approx(sorted(speeds_of(found, choice)))
+        assert line["runs"] == len(own) and line[""] == role
+        assert line["tokens/s"] == pytest.approx(mean_speed(list(own["tokens_per_second"][own["counts"]])))
+    assert set(every["run"]) == {one.name for one in found.extra} | {f"trial {row.number + 1}" for row in found.rows}
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

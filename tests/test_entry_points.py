@@ -367,7 +367,9 @@ def test_the_study_opens_in_optunas_dashboard(project: Project, done: Done) -> N
 def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) -> None:
     assert "The fastest that fits 64.0 MiB at an effective batch of 8" in " ".join(done["search"].stdout.split())
     parent = project.parent_of("search")
-    trials = pd.read_csv(download(project, parent.info.run_id, "trials.csv"))
+    runs = pd.read_csv(download(project, parent.info.run_id, "trials.csv"))
+    trials = runs[runs["run"].str.startswith("trial")]
+    assert {"verification: answer", "verification: plain"} >= {*runs["run"]} - {*trials["run"]} != set()
     assert len(trials) in (4, 5)  # the verification adds the plain configuration where it had no trial
     [findings] = project.folder.glob("runs/*-search-*/findings.json")
     found = json.loads(findings.read_text())

@@ -1,7 +1,7 @@
 """The report of a search: answer, trials, plots, verification, and the configurations that were not measured."""
 
-from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -27,10 +27,10 @@ from pipeline.searching.results import (
 )
 from pipeline.training.metrics import limited_peak_mib
 
-NEVER_RUN = "never_run"
-"""Name of the table of what was not measured."""
+NEVER_RUN, RUNS = "never_run", "trials"
+"""Names of the tables of what was not measured, and of every run."""
 NUM_IN_TERMINAL = 15
-"""Runs that the terminal shows, those of the fastest configurations."""
+"""Configurations that the terminal shows, the fastest."""
 NOISY = 0.25
 """Runs of one configuration that differ by a greater fraction are called noisy."""
 
@@ -224,75 +224,86 @@ def _notes(findings: SearchFindings) -> tuple[str, ...]:
 
 
 def _tables(findings: SearchFindings) -> tuple[Table, ...]:
-    """Return the trials and, as files alone, all that is known of them and what was not measured."""
+    """Return the configurations and, as files alone, every run and what was not measured."""
     certificate = findings.certificate
     unmeasured = (unmeasured_table(certificate),) if certificate is not None and certificate.unmeasured else ()
-    every = file_alone("trials", "every metric of the trials", trials_frame(findings.rows))
-    return (trials_table(findings), every, *unmeasured)
+    return (ranking_table(findings), file_alone(RUNS, "every run", runs_frame(findings)), *unmeasured)
 
 
-def trials_frame(rows: Sequence[Trial]) -> pd.DataFrame:
-    """Return a row for each trial, with every metric."""
+def runs_frame(findings: SearchFindings) -> pd.DataFrame:
+    """Return a row for each trial and each run of a verification, with every metric."""
     return pd.DataFrame(
         {
-            "trial": row.number,
-            **row.choice,
-            "outcome": row.outcome,
-            "fits": row.fits,
-            "detail": row.detail,
-            **row.metrics,
+            "run": run.name,
+            **run.choice,
+            "outcome": run.outcome,
+            "fits": run.fits,
+            "counts": findings.is_counted(run),
+            "detail": run.detail,
+            **run.metrics,
         }
-        for row in rows
+        for run in (*findings.rows, *findings.extra)
     )
 
 
-def trials_table(findings: SearchFindings) -> Table:
-    """Return every run, with the speed of its configuration: those that fit first, the fastest configuration on top."""
-    labelled = {"answer": findings.best, "baseline": findings.baseline_trial}
+def ranking_table(findings: SearchFindings) -> Table:
+    """Return every measured configuration with its speed: those that fit first, the fastest on top."""
     runs = (*findings.rows, *findings.extra)
-    fitting = [row.choice for row in one_per_configuration(findings.rows) if row.fits]
-    ordered = sorted(runs, key=lambda run: (run.choice not in fitting, -findings.speed_of(run.choice)))
-    shown, unit = columns(run.choice for run in runs), findings.unit
-    number = partial(speed_number, unit=unit)
+    ordered = sorted(one_per_configuration(runs), key=lambda row: (not row.fits, -findings.speed_of(row.choice)))
+    shown, unit = columns(row.choice for row in ordered), findings.unit
+    labelled = {"answer": findings.best, "baseline": findings.baseline_trial}
     lines = [
         {
-            **{shown[name]: run.choice[name] for name in shown},
-            "run": run.name,
-            "outcome": run.outcome,
-            "peak MiB": mib(run.peak_bytes),
-            "predicted MiB": run.predicted_mib,
-            "s/step": run.metrics.get("seconds_per_step"),
-            "predicted s/step": run.metrics.get("predicted_seconds_per_step"),
-            "loss": run.metrics.get("common_steps_loss"),
-            f"run's {unit}": run.tokens_per_second,
-            unit: findings.speed_of(run.choice) or None,
-            "": _counts_for(run, labelled) if findings.is_counted(run) else NOT_COUNTED,
+            **{shown[name]: row.choice[name] for name in shown},
+            **_measured(row, findings),
+            "": next((text for text, one in labelled.items() if one is not None and one.choice == row.choice), ""),
         }
-        for run in ordered
+        for row in ordered
     ]
+    number = partial(speed_number, unit=unit)
     forms: dict[str, Form] = {
         "peak MiB": "{:,.1f}",
         "predicted MiB": "{:,.1f}",
         "s/step": "{:.3f}",
         "predicted s/step": "{:.3f}",
         "loss": "{:.4f}",
-        f"run's {unit}": number,
+        "slowest run": number,
+        "fastest run": number,
         unit: number,
     }
-    expendable = ("predicted s/step", "predicted MiB", "loss", "s/step", "outcome", "run", f"run's {unit}")
+    expendable = (
+        *("predicted s/step", "predicted MiB", "loss", "s/step", "outcome"),
+        *("not counted", "slowest run", "fastest run", "runs"),
+    )
     return Table(
         name="ranking",
-        title="trials",
+        title="measured configurations",
         frame=pd.DataFrame(lines),
         forms=forms,
+        note=f"Every run is in {RUNS}.csv.",
         num_in_terminal=NUM_IN_TERMINAL,
         expendable=expendable,
     )
 
 
-def _counts_for(run: Trial, labelled: Mapping[str, Trial | None]) -> str:
-    """Return whose speed a run counts for: that of the answer, of the baseline, or of no configuration with a label."""
-    return next((text for text, one in labelled.items() if one is not None and one.choice == run.choice), "")
+def _measured(row: Trial, findings: SearchFindings) -> dict[str, Any]:
+    """Return what the runs of a configuration measured, by the headings of its line; `row` stands for them."""
+    own = [run for run in (*findings.rows, *findings.extra) if run.choice == row.choice]
+    predicted = [seconds for run in own if (seconds := run.metrics.get("predicted_seconds_per_step")) is not None]
+    slowest, fastest = (len(own) > 1 and findings.speed_range(row.choice)) or (None, None)
+    return {
+        "outcome": row.outcome,
+        "peak MiB": mib(row.peak_bytes),
+        "predicted MiB": next((run.predicted_mib for run in own if run.predicted_mib is not None), None),
+        "s/step": findings.with_its_speed(row).metrics.get("seconds_per_step"),
+        "predicted s/step": predicted[0] if predicted else None,
+        "loss": row.metrics.get("common_steps_loss"),
+        "runs": len(own),
+        NOT_COUNTED: sum(not findings.is_counted(run) for run in own) or None,
+        "slowest run": slowest,
+        "fastest run": fastest,
+        findings.unit: findings.speed_of(row.choice) or None,
+    }
 
 
 def unmeasured_table(certificate: Certificate) -> Table:

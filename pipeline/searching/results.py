@@ -256,7 +256,7 @@ class Verification:
 
     @property
     def same_training(self) -> bool | None:
-        """Whether the losses agree; None if they were not compared, or do not tell because runs do not repeat themselves."""
+        """Whether the losses agree; None if they were not compared, or do not tell since no run repeats itself."""
         if self.max_loss_difference is None or self.differs_as_repeats:
             return None
         return self.max_loss_difference <= self.tolerance
@@ -354,14 +354,16 @@ class SearchFindings:
     @property
     def best(self) -> Trial | None:
         """Return the answer, with its one speed; None if there is none."""
-        return self._with_its_speed(answer_of(self.rows, self.verification, self.extra))
+        best = answer_of(self.rows, self.verification, self.extra)
+        return None if best is None else self.with_its_speed(best)
 
     @property
     def baseline_trial(self) -> Trial | None:
         """Return the first baseline that fits, with its one speed; None if none was measured to fit."""
         fitting = [row for row in one_per_configuration(self.rows) if row.fits]
         found = (row for choice in self.baselines for row in fitting if row.choice == choice)
-        return self._with_its_speed(next(found, None))
+        row = next(found, None)
+        return None if row is None else self.with_its_speed(row)
 
     @property
     def speedup(self) -> float | None:
@@ -393,9 +395,9 @@ class SearchFindings:
         """Return whether a run counts in the speed of its configuration."""
         return is_counted(run, self.rows, self.extra)
 
-    def _with_its_speed(self, row: Trial | None) -> Trial | None:
+    def with_its_speed(self, row: Trial) -> Trial:
         """Return the trial of a configuration with the speed of the configuration in place of its own."""
-        if row is None or not row.tokens_per_second:
+        if not row.tokens_per_second:
             return row
         return replace(row, metrics=with_time(row.metrics, row.tokens_per_second / self.speed_of(row.choice)))
 
