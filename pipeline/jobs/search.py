@@ -18,7 +18,7 @@ from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading, start_server
 from pipeline.runtime.signals import interrupt_on_signal
-from pipeline.searching.candidates import not_predicted_notes
+from pipeline.searching.candidates import Candidate, not_predicted_notes
 from pipeline.searching.interface import Problem
 from pipeline.searching.loop import Search, findings_of
 from pipeline.searching.proposals import make_proposer
@@ -48,11 +48,14 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
     problem = problem_of(given)
     of_corpus = corpus_notes(problem.base) if isinstance(problem.base, Experiment) else ()
     say_notes(console, (*problem.notes, *of_corpus))
+
+    def predict(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        with clock.during(PREDICTING):
+            return problem.predicted(candidates)
+
     with open_workers(problem) as workers:
-        clock.begin(PREDICTING)
         with loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
-            sampler = make_sampler(problem)
-        clock.end(PREDICTING)
+            sampler = make_sampler(problem, predict)
         notes = not_predicted_notes(sampler.candidates) if sampler else ()
         say_notes(console, notes)
         interrupt_on_signal()

@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 PREDICTING, TRIALS, VERIFICATION, OVERHEAD = "predicting", "trials", "verification", "overhead"
 
 
 class SessionClock:
-    """Divides time by what runs: trials, else a verification, else the session itself; several may run at once."""
+    """Divides time by what runs: trials, else a verification, else predictions, else the session itself."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._since, self._lock = now, now(), threading.Lock()
@@ -22,8 +23,17 @@ class SessionClock:
             self._count()
             return dict(self._seconds)
 
+    @contextmanager
+    def during(self, activity: str) -> Iterator[None]:
+        """Count the time of the body to an activity."""
+        self.begin(activity)
+        try:
+            yield
+        finally:
+            self.end(activity)
+
     def begin(self, activity: str) -> None:
-        """Start one more run of an activity."""
+        """Start one more run of an activity, of which several may run at once."""
         with self._lock:
             self._count()
             self._running[activity] += 1

@@ -12,7 +12,7 @@ from pipeline.searching.expected import expectation_of
 from pipeline.searching.interface import Problem
 from pipeline.searching.problem import make_problem
 from pipeline.searching.results import label
-from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.sampler import Predict, PredictiveSampler
 from pipeline.searching.settings import CommandSettings
 
 NUM_FRUITLESS_ROUNDS = 4
@@ -36,8 +36,10 @@ def problem_of(given: Mapping[str, Any]) -> Problem:
     return make_problem(given)
 
 
-def make_sampler(problem: Problem) -> PredictiveSampler | None:
+def make_sampler(problem: Problem, predict: Predict | None = None) -> PredictiveSampler | None:
     """Return the predictive sampler, which predicts what it proposes; None for one of Optuna's samplers.
+
+    It predicts with `predict`, by default with the problem's own `predicted`.
 
     Of a small space all configurations are predicted at once, of a larger one those that tell most of the others.
     All are too where predictions would disturb the times that other workers measure.
@@ -57,7 +59,7 @@ def make_sampler(problem: Problem) -> PredictiveSampler | None:
     )
     choices = problem.space.choices
     unpredicted = problem.unpredicted(choices)
-    sampler = PredictiveSampler(unpredicted, rules, problem.predicted, problem.num_predicted_at_once)
+    sampler = PredictiveSampler(unpredicted, rules, predict or problem.predicted, problem.num_predicted_at_once)
     are_timed_meanwhile = rules.kind == "cpu" and (problem.settings.workers or 1) > 1  # by others, on the same cores
     are_all = are_timed_meanwhile or len(choices) <= problem.num_predicted_first
     sampler.predict(range(len(choices)) if are_all else expectation_of(unpredicted).first())
