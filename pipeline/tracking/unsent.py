@@ -8,7 +8,7 @@ ends up as if it had been sent once, and `unsent.json` exists exactly as long as
 
 import json
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,14 @@ from pipeline.tracking.metric_names import STEP, summary_points
 from pipeline.tracking.store import is_refusal
 
 Item = TypeVar("Item")
+Part = tuple[Hashable, ...]
+"""What identifies a piece of a run that is sent with one call."""
 
 NAME = "unsent.json"
 KEY = "fitproof.key"
 """The tag that identifies a run before MLflow has given it an id."""
+ARTIFACT = "artifact"
+"""What the identity of a file begins with."""
 METRICS_IN_A_BATCH, PAIRS_IN_A_BATCH = 1000, 100
 """The most metrics, and the most params or tags, that MLflow's log_batch takes at once."""
 
@@ -56,23 +60,13 @@ class Manifest:
     end_time: int | None = None
 
 
-@dataclass(frozen=True)
-class Part:
-    """One piece of a manifest that is sent with one call."""
-
-    identity: Hashable
-    send: Any
-    """(client, run id) -> None."""
-    is_artifact: bool = False
-
-
 class UnsentRun:
     """A run's folder and manifest. One thread may update it while another sends it."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self._lock = threading.Lock()
-        self._sent: set[Hashable] = set()
+        self._sent: set[Part] = set()
         self._steps_end = 0
         """Byte of steps.jsonl up to which the steps have arrived."""
 
@@ -122,23 +116,24 @@ class UnsentRun:
         """
         try:
             run_id = self.manifest.run_id or self._create_run(client)
-            parts = list(self._parts(client, run_id))
+            parts = list(self._left(client, run_id))
         except Exception as error:  # any error of a store, its driver or its network
             return error
         first_error: Exception | None = None
         failing: set[bool] = set()
-        for part in parts:
-            if part.is_artifact in failing:
+        for part, send in parts:
+            is_artifact = part[0] == ARTIFACT  # which may be kept in another store than all else
+            if is_artifact in failing:
                 continue
             try:
-                part.send(client, run_id)
+                send()
             except Exception as error:  # as above
                 first_error = first_error or error
                 if not is_refusal(error):
-                    failing.add(part.is_artifact)
+                    failing.add(is_artifact)
             else:
-                self._sent.add(part.identity)
-        if first_error is None and self.manifest.status is not None and not list(self._parts(client, run_id)):
+                self._sent.add(part)
+        if first_error is None and self.manifest.status is not None and not list(self._left(client, run_id)):
             (self.folder / NAME).unlink(missing_ok=True)
         return first_error
 
@@ -147,49 +142,48 @@ class UnsentRun:
         """Whether the run has ended and all of it has arrived."""
         return not (self.folder / NAME).exists()
 
-    def _parts(self, client: MlflowClient, run_id: str) -> Iterator[Part]:
-        """Yield what has not been sent; the end of the run comes last, after artifacts, which MLflow may refuse."""
-        manifest = self.manifest
-        for part in (
-            *self._params(client, run_id, manifest),
-            *_tags(manifest),
-            *_dataset(manifest),
-            *self._steps(),
-            *_summary_metrics(manifest),
-            *_artifacts(self.folder, manifest),
-            *_end(manifest),
-        ):
-            if part.identity not in self._sent:
-                yield part
+    def _left(self, client: MlflowClient, run_id: str) -> Iterator[tuple[Part, Callable[[], object]]]:
+        """Yield the parts that have not been sent, with the call that sends each."""
+        return (one for one in self._parts(client, run_id) if one[0] not in self._sent)
 
-    def _params(self, client: MlflowClient, run_id: str, manifest: Manifest) -> Iterator[Part]:
-        identity = ("params", *manifest.params.items())
-        if not manifest.params or identity in self._sent:
-            return
-        known = client.get_run(run_id).data.params  # `mlflow run` has logged some, and MLflow never changes a param
-        missing = [Param(name, value) for name, value in manifest.params.items() if name not in known]
-
-        def send(client: MlflowClient, run_id: str) -> None:
-            for params in _batches(missing, PAIRS_IN_A_BATCH):
-                client.log_batch(run_id, params=params)
-
-        yield Part(identity, send)
-
-    def _steps(self) -> Iterator[Part]:
+    def _parts(self, client: MlflowClient, run_id: str) -> Iterator[tuple[Part, Callable[[], object]]]:
+        """Yield all parts, each with the call that sends it; the end comes after artifacts, which may be refused."""
+        manifest, log = self.manifest, partial(client.log_batch, run_id)
+        if manifest.params:
+            yield ("params", *manifest.params.items()), partial(self._send_params, client, run_id, manifest.params)
+        for pairs in _batches(manifest.tags.items(), PAIRS_IN_A_BATCH):
+            yield ("tags", *pairs), partial(log, tags=[RunTag(name, value) for name, value in pairs])
+        if (about := manifest.dataset) is not None:
+            entity = Dataset(about["name"], about["digest"], "local", about["source"], profile=about["profile"])
+            inputs = [DatasetInput(entity, [InputTag("mlflow.data.context", "training")])]
+            yield ("dataset",), partial(client.log_inputs, run_id, inputs)
         steps, end = read_steps(self.folder / STEPS, self._steps_end)
+        if steps:
+            yield ("steps", end), partial(self._send_steps, client, run_id, steps, end)
+        for number, line in enumerate(manifest.metrics):
+            points = summary_points(line["values"])
+            yield ("metrics", number), partial(log, metrics=[Metric(k, v, line["time"], step) for k, v, step in points])
+        for name, folder in manifest.artifacts:
+            yield (ARTIFACT, name), partial(client.log_artifact, run_id, str(self.folder / name), folder)
+        if manifest.status is not None:
+            ended = partial(client.set_terminated, run_id, manifest.status, manifest.end_time)
+            yield ("end", manifest.status), ended
+
+    def _send_params(self, client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+        known = client.get_run(run_id).data.params  # `mlflow run` has logged some, and MLflow never changes a param
+        missing = [Param(name, value) for name, value in params.items() if name not in known]
+        for batch in _batches(missing, PAIRS_IN_A_BATCH):
+            client.log_batch(run_id, params=batch)
+
+    def _send_steps(self, client: MlflowClient, run_id: str, steps: Iterable[Mapping[str, Any]], end: int) -> None:
         metrics = [
             Metric(STEP + name, value, line["time"], line["step"])
             for line in steps
             for name, value in line["values"].items()
         ]
-
-        def send(client: MlflowClient, run_id: str) -> None:
-            for batch in _batches(metrics, METRICS_IN_A_BATCH):
-                client.log_batch(run_id, metrics=batch)
-            self._steps_end = end
-
-        if metrics:
-            yield Part(("steps", end), send)
+        for batch in _batches(metrics, METRICS_IN_A_BATCH):
+            client.log_batch(run_id, metrics=batch)
+        self._steps_end = end
 
     def _create_run(self, client: MlflowClient) -> str:
         """Create the run, unless an earlier attempt without an answer has created it; return its id."""
@@ -206,39 +200,6 @@ class UnsentRun:
     def _find_runs(self, client: MlflowClient) -> list[str]:
         runs = client.search_runs([self.manifest.experiment_id], f"tags.`{KEY}` = '{self.manifest.key}'")
         return sorted(run.info.run_id for run in runs)
-
-
-def _tags(manifest: Manifest) -> Iterator[Part]:
-    for pairs in _batches(manifest.tags.items(), PAIRS_IN_A_BATCH):
-        tags = [RunTag(name, value) for name, value in pairs]
-        yield Part(("tags", *pairs), partial(MlflowClient.log_batch, tags=tags))
-
-
-def _dataset(manifest: Manifest) -> Iterator[Part]:
-    if manifest.dataset is None:
-        return
-    about = manifest.dataset
-    entity = Dataset(about["name"], about["digest"], "local", about["source"], profile=about["profile"])
-    inputs = [DatasetInput(entity, [InputTag("mlflow.data.context", "training")])]
-    yield Part("dataset", partial(MlflowClient.log_inputs, datasets=inputs))
-
-
-def _summary_metrics(manifest: Manifest) -> Iterator[Part]:
-    for number, line in enumerate(manifest.metrics):
-        metrics = [Metric(name, value, line["time"], step) for name, value, step in summary_points(line["values"])]
-        yield Part(("metrics", number), partial(MlflowClient.log_batch, metrics=metrics))
-
-
-def _artifacts(folder: Path, manifest: Manifest) -> Iterator[Part]:
-    for name, artifact_path in manifest.artifacts:
-        send = partial(MlflowClient.log_artifact, local_path=str(folder / name), artifact_path=artifact_path)
-        yield Part(("artifact", name), send, is_artifact=True)
-
-
-def _end(manifest: Manifest) -> Iterator[Part]:
-    if manifest.status is not None:
-        end = partial(MlflowClient.set_terminated, status=manifest.status, end_time=manifest.end_time)
-        yield Part(("end", manifest.status), end)
 
 
 def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
