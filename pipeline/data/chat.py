@@ -1,7 +1,6 @@
 """Conversations: questions and answers, rendered by the model's own chat template, with the loss on the answers."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,26 +23,10 @@ from pipeline.data._support.hub_datasets import load_dataset
 from pipeline.data._support.rows import READERS, counted, digest_of_files, rows_of
 from pipeline.data._support.shapes import CHOSEN, Reading
 from pipeline.data._support.tokenizer import Encoded, tokenizer_identity
-from pipeline.data._support.tokenizing import About, Count, encode_all, prepare_tokens
+from pipeline.data._support.tokenizing import About, Count, Source, encode_all, prepare_tokens
 
 SHIPPED = Path(__file__).with_name("questions.jsonl")
 """Short questions and answers about training, computing and the world."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Rows of files or of a dataset."""
-
-    read: Callable[[Count], Iterable[tuple[str, Any]]]
-    """Returns the rows, each with its place; it may be called again."""
-    amount: int
-    """Of what is counted as they are read: bytes, or rows."""
-    digest: str
-    name: str
-    words: str
-    """Settings that name it, as they are written on the command line."""
-    note: str | None = None
-    """What of a folder is not read, in a sentence."""
 
 
 class Fields(Settings):
@@ -102,7 +85,9 @@ class Chat(Corpus):
                 "sequences=padded, grouped or fixed_length"
             )
         leave_out = self.unreadable_rows == "leave_out"
-        check = partial(Found.check, source=source.name, words=source.words, leave_out=leave_out)
+        setting = f"path {self.path or SHIPPED}" if self.name is None else f"name {self.name}"
+        words = f"--corpus chat --chat.{setting}"
+        check = partial(Found.check, source=source.name, words=words, leave_out=leave_out)
 
         def tokenize(store: Callable[[Encoded], None]) -> About:
             template = _template(own, source, reading, check, request.vocabulary_size)
@@ -115,7 +100,7 @@ class Chat(Corpus):
                 store(batch)
 
             encode = ConversationEncoder(template=template, reading=reading)
-            encode_all(source.read, source.amount, encode, keep, source.name)
+            encode_all(source, encode, keep)
             check(found)
             if not num_targets:
                 raise InvalidInputError(
@@ -137,8 +122,7 @@ class Chat(Corpus):
             reading,
             leave_out,
         )
-        prepared = prepare_tokens(tokenize, identity, source.name, request, pairs=model.pairs)
-        prepared = replace(prepared, notes=(*prepared.notes, *filter(None, (source.note,))))
+        prepared = prepare_tokens(tokenize, identity, source, request, pairs=model.pairs)
         if request.sequences != "packed" and not len(prepared.train):
             raise InvalidInputError(
                 f"an answer must begin within sequence_length tokens, and in {source.name} none does in the first "
@@ -161,20 +145,18 @@ class Chat(Corpus):
         if self.name is not None:
             dataset = load_dataset("chat", self.name, self.config, self.split)
             return Source(
+                name=f"{self.name} ({self.split})",
+                digest=digest_of([dataset._fingerprint]),
                 read=partial(counted, dataset),
                 amount=len(dataset),
-                digest=digest_of([dataset._fingerprint]),
-                name=f"{self.name} ({self.split})",
-                words=f"--corpus chat --chat.name {self.name}",
             )
         path = self.path or SHIPPED
         files = find_data_files(path, "chat.path", tuple(READERS), self.config, self.split)
         return Source(
+            name=f"Fitproof's {path.name}" if path == SHIPPED else str(path),
+            digest=digest_of_files(files.files),
             read=partial(_of_files, files),
             amount=files.num_bytes,
-            digest=digest_of_files(files.files),
-            name=f"Fitproof's {path.name}" if path == SHIPPED else str(path),
-            words=f"--corpus chat --chat.path {path}",
             note=files.note,
         )
 

@@ -11,7 +11,7 @@ from pipeline.base.files import digest_of
 from pipeline.data._support.hub_datasets import load_dataset
 from pipeline.data._support.rows import counted
 from pipeline.data._support.text_rows import TextField
-from pipeline.data._support.tokenizing import Count, Texts, prepare_text
+from pipeline.data._support.tokenizing import Count, Source, prepare_text
 
 
 class Hub(Corpus):
@@ -37,14 +37,15 @@ class Hub(Corpus):
                 "set hub.field"
             )
         column = TextField(self.field, "hub.field", f"--chat.name {self.name}")
-        texts = Texts(
+        source = Source(
+            name=f"{self.name} ({self.split})",
+            digest=digest_of([dataset._fingerprint, self.field]),
             read=partial(_documents, dataset.select_columns([self.field]), column, self.name),
             amount=len(dataset),
             notes=lambda: tuple(filter(None, (column.note,))),
         )
         model = replace(request.description, needs_tokenizer=request.description.tokenizer is not None)
-        digest = digest_of([dataset._fingerprint, self.field])
-        return prepare_text(texts, digest, f"{self.name} ({self.split})", replace(request, description=model))
+        return prepare_text(source, replace(request, description=model))
 
 
 def _documents(dataset: Any, column: TextField, source: str, count: Count) -> Iterator[str]:

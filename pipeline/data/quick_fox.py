@@ -4,7 +4,7 @@ from pydantic import PositiveInt
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.files import digest_of
-from pipeline.data._support.tokenizing import prepare_text, texts_of
+from pipeline.data._support.tokenizing import Source, prepare_text
 
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 
@@ -20,7 +20,9 @@ class QuickFox(Corpus):
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return the sequences of the repeated sentence."""
         document = SENTENCE * self.sentences_per_document
-        digest = digest_of([document, str(self.num_documents)])
-        return prepare_text(
-            texts_of(lambda: [document] * self.num_documents), digest, "one sentence, repeated", request
+        source = Source(
+            name="one sentence, repeated",
+            digest=digest_of([document, str(self.num_documents)]),
+            read=lambda _: [document] * self.num_documents,
         )
+        return prepare_text(source, request)

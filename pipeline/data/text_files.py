@@ -1,7 +1,6 @@
 """Text files: documents, or rows with a field of text."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from pipeline.base.files import digest_of
 from pipeline.data._support.data_files import DataFiles, find_data_files
 from pipeline.data._support.rows import READERS, digest_of_files, kind_of, rows_of, text_of
 from pipeline.data._support.text_rows import TextField
-from pipeline.data._support.tokenizing import Count, Texts, prepare_text
+from pipeline.data._support.tokenizing import Count, Source, prepare_text
 
 DOCUMENTS = (".txt", ".md")
 
@@ -30,13 +29,15 @@ class TextFiles(Corpus):
             raise InvalidInputError("the corpus text_files needs a file or folder; set text_files.path")
         files = find_data_files(self.path, "text_files.path", (*DOCUMENTS, *READERS))
         column = TextField(self.field, "text_files.field", f"--chat.path {self.path}")
-        texts = Texts(
+        source = Source(
+            name=str(self.path),
+            digest=digest_of([self.field, digest_of_files(files.files)]),
             read=partial(_documents, files, column),
             amount=files.num_bytes,
             notes=lambda: tuple(filter(None, (column.note,))),
+            note=files.note,
         )
-        prepared = prepare_text(texts, digest_of([self.field, digest_of_files(files.files)]), str(self.path), request)
-        return replace(prepared, notes=(*prepared.notes, *filter(None, (files.note,))))
+        return prepare_text(source, request)
 
 
 def _documents(files: DataFiles, column: TextField, count: Count) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pipeline.base.files import digest_of
 from pipeline.base.user_functions import call, digest, is_function_name, user_code_error
 from pipeline.data._support.sequences import PackedSequences
 from pipeline.data._support.token_store import TokenStore
-from pipeline.data._support.tokenizing import HELD_OUT_EVERY, prepare_text, texts_of
+from pipeline.data._support.tokenizing import HELD_OUT_EVERY, Source, prepare_text
 
 
 class UserCorpus(Corpus):
@@ -39,7 +39,7 @@ def _prepared(request: CorpusRequest, code: str) -> Prepared:
     if isinstance(result, Tensor):
         return _of_tokens(result, request)
     documents = _documents(result, request.name)
-    return prepare_text(texts_of(lambda: documents), digest_of(documents), request.name, request)
+    return prepare_text(Source(name=request.name, digest=digest_of(documents), read=lambda _: documents), request)
 
 
 def _documents(result: Any, name: str) -> list[str]:

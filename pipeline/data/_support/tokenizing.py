@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -49,24 +49,23 @@ class About:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
-    """The documents of a corpus as text."""
+class Source:
+    """What a corpus is read from."""
 
-    read: Callable[[Count], Iterable[str]]
-    """Returns the documents; it may be called again."""
-    amount: int
-    """Of what is counted as they are read: bytes, or documents."""
+    name: str
+    digest: str
+    read: Callable[[Count], Iterable[Any]]
+    """Returns the documents as text, or rows with their places; it may be called again."""
+    amount: int = 0
+    """Of what is counted as they are read: bytes, or rows; 0 if it is not known before."""
     notes: Callable[[], tuple[str, ...]] = tuple
     """Returns what was read and what was not, once all documents were read."""
+    note: str | None = None
+    """What of a folder is not read, in a sentence."""
 
 
-def texts_of(documents: Callable[[], Iterable[str]]) -> Texts:
-    """Return documents whose number is not known before they are read."""
-    return Texts(read=lambda count: documents(), amount=0)
-
-
-def prepare_text(texts: Texts, digest: str, source: str, request: CorpusRequest) -> Prepared:
-    """Return the sequences of documents, from the cache if `digest` is that of an earlier call.
+def prepare_text(source: Source, request: CorpusRequest) -> Prepared:
+    """Return the sequences of documents that are text, from the cache if their digest is that of an earlier call.
 
     Raises:
         InvalidInputError: no text, an unusable tokenizer, or a cache folder that cannot be written.
@@ -76,19 +75,20 @@ def prepare_text(texts: Texts, digest: str, source: str, request: CorpusRequest)
     own_tokenizer = model.tokenizer if model.needs_tokenizer else None
 
     def tokenize(store: Callable[[Encoded], None]) -> About:
-        encoder, size = _text_encoder(texts, own_tokenizer, request.vocabulary_size, source)
-        if not encode_all(lambda count: _documents(texts.read(count)), texts.amount, encoder, store, source):
-            raise InvalidInputError(f"a corpus needs text, and {source} has none; name another corpus or file")
-        return About(vocabulary_size=size, notes=texts.notes())
+        encoder, size = _text_encoder(documents, own_tokenizer, request.vocabulary_size)
+        if not encode_all(documents, encoder, store):
+            raise InvalidInputError(f"a corpus needs text, and {source.name} has none; name another corpus or file")
+        return About(vocabulary_size=size, notes=source.notes())
 
-    identity = (digest, own_tokenizer and tokenizer_identity(own_tokenizer), request.vocabulary_size)
+    documents = replace(source, read=lambda count: _documents(source.read(count)))
+    identity = (source.digest, own_tokenizer and tokenizer_identity(own_tokenizer), request.vocabulary_size)
     return prepare_tokens(tokenize, identity, source, request)
 
 
 def prepare_tokens(
     tokenize: Callable[[Callable[[Encoded], None]], About],
     identity: tuple[object, ...],
-    source: str,
+    source: Source,
     request: CorpusRequest,
     *,
     pairs: bool = False,
@@ -114,9 +114,9 @@ def prepare_tokens(
         train=train,
         held_out=held_out,
         vocabulary_size=about["vocabulary_size"],
-        source=source,
+        source=source.name,
         digest=key,
-        notes=tuple(about["notes"]),
+        notes=(*about["notes"], *filter(None, (source.note,))),
         is_plain=about["is_plain"],
     )
 
@@ -126,25 +126,23 @@ def token_folder(digest: str) -> Path:
     return cache_folder() / f"tokens-{digest}"
 
 
-def encode_all(
-    read: Callable[[Count], Iterable[Any]], amount: int, encode: Encode, store: Callable[[Encoded], None], source: str
-) -> int:
+def encode_all(source: Source, encode: Encode, store: Callable[[Encoded], None]) -> int:
     """Encode and store all documents, report how far that is, and return their number."""
     num_documents = 0
-    with progress(f"tokenizing {source}", amount) as count:
-        for batch in encoded(in_batches(read(count)), encode):
+    with progress(f"tokenizing {source.name}", source.amount) as count:
+        for batch in encoded(in_batches(source.read(count)), encode):
             store(batch)
             num_documents += len(batch.lengths)
     return num_documents
 
 
-def _text_encoder(texts: Texts, own: str | None, vocabulary_size: int, source: str) -> tuple[TextEncoder, int]:
+def _text_encoder(documents: Source, own: str | None, vocabulary_size: int) -> tuple[TextEncoder, int]:
     """Return the encoder of a tokenizer of its own, or of one that is trained on the documents, and its size."""
     if own:
         tokenizer = load_tokenizer(own)
         return TextEncoder(tokenizer, tokenizer.eos_token_id), len(tokenizer)
-    with progress(f"training a tokenizer on {source}", texts.amount) as count:
-        trained = train_tokenizer(_documents(texts.read(count)), vocabulary_size)
+    with progress(f"training a tokenizer on {documents.name}", documents.amount) as count:
+        trained = train_tokenizer(documents.read(count), vocabulary_size)
     return TextEncoder(trained, 0), vocabulary_size  # the special token has the first id
 
 
