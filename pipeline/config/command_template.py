@@ -33,15 +33,6 @@ ACCUMULATION_KEYS = ("gradient_accumulation_steps",)
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
-@dataclass(frozen=True)
-class Patch:
-    """A file of which each run reads a copy."""
-
-    file: PatchedFile
-    texts: Mapping[str, str]
-    """The placeholder of each key that has other values, with its values."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Filled:
     """A template with values in place of its placeholders."""
@@ -57,7 +48,8 @@ class Template:
     """A command with placeholders, in its words, in the files that it reads, and among its environment variables."""
 
     words: tuple[str, ...]
-    patches: tuple[Patch, ...] = ()
+    patches: Mapping[PatchedFile, Mapping[str, str]] = field(default_factory=dict)
+    """The files of which each run reads a copy: the placeholder of each key that has other values, with its values."""
     variables: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     """The values of environment variables; an empty one leaves it as it is."""
     levers: Mapping[str, Lever] = field(default_factory=dict)
@@ -72,8 +64,8 @@ class Template:
 
         """
         found: dict[str, tuple[Value, ...]] = {}
-        files = {patch.file.path for patch in self.patches}
-        texts = [text for patch in self.patches for text in patch.texts.values()]
+        files = {file.path for file in self.patches}
+        texts = [text for keys in self.patches.values() for text in keys.values()]
         for text in (*self.words, *texts):
             for match in PLACEHOLDER.finditer(text):
                 name, values = match["name"], _values_of(match, text)
@@ -92,12 +84,10 @@ class Template:
 
         A placeholder without a value stays as it is written.
         """
-        known = {**values, **{patch.file.path: patch.file.path for patch in self.patches}}
+        known = {**values, **{file.path: file.path for file in self.patches}}
         files = {
-            patch.file.path: patch.file.with_values(
-                {key: yaml.safe_load(_replaced(text, known)) for key, text in patch.texts.items()}
-            )
-            for patch in self.patches
+            file.path: file.with_values({key: yaml.safe_load(_replaced(text, known)) for key, text in texts.items()})
+            for file, texts in self.patches.items()
         }
         return Filled(
             words=tuple(filled for word in self.words for filled in _filled(word, known)),
@@ -124,7 +114,7 @@ class Template:
     @property
     def digests(self) -> dict[str, str]:
         """A digest of each file that the command names: other content may be another training."""
-        words = [*self.words, *(patch.file.path for patch in self.patches)]
+        words = [*self.words, *(file.path for file in self.patches)]
         files = [path for path in map(Path, words) if path.is_file() and path.stat().st_size <= LARGEST_FILE]
         return {f"file.{path}": hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
 
@@ -154,7 +144,7 @@ def make_template(command: str, patch: str | None, variables: str | None, asked_
     levers = {} if known is None else {lever.name: lever for lever in known.levers}
     if known is not None and known.settings_file is None:
         words = _with_options(words, known, set(asked_for))
-    return Template(words, tuple(_patches(words, parts)), dict(_variables(variables or "")), levers)
+    return Template(words, dict(_patches(words, parts)), dict(_variables(variables or "")), levers)
 
 
 def known_command(words: Sequence[str]) -> type[KnownCommand] | None:
@@ -174,7 +164,7 @@ def _with_options(words: tuple[str, ...], known: type[KnownCommand], asked_for: 
     return words
 
 
-def _patches(words: Sequence[str], parts: Sequence[str]) -> Iterator[Patch]:
+def _patches(words: Sequence[str], parts: Sequence[str]) -> Iterator[tuple[PatchedFile, Mapping[str, str]]]:
     if parts and "=" in parts[0]:
         raise InvalidInputError(f"patch begins with a file, and is {parts[0]!r}; write --patch 'FILE key=value,value'")
     starts = [number for number, part in enumerate(parts) if "=" not in part]
@@ -194,7 +184,7 @@ def _patches(words: Sequence[str], parts: Sequence[str]) -> Iterator[Patch]:
         texts = {key: text if PLACEHOLDER.search(text) else f"{{{key}:{text}}}" for key, _, text in given}
         for key in texts:
             file.check(key)
-        yield Patch(file, {**_usual_keys(words, file, texts), **texts})
+        yield file, {**_usual_keys(words, file, texts), **texts}
 
 
 def _usual_keys(words: Sequence[str], file: PatchedFile, texts: Mapping[str, str]) -> dict[str, str]:

@@ -309,17 +309,11 @@ def _with_predictions(plan: EntryPoint, findings: "ComparisonFindings") -> "Comp
         for comparison in plan.comparisons
         for variant in comparison.variants
     }
-    notes = ((name, published_type_note(experiment)) for name, experiment in experiments.items())
-    noted, note = next(((name, note) for name, note in notes if note), (None, None))
-    first = experiments[findings.rows[0].comparison, findings.rows[0].name]
-    return replace(
-        findings,
-        rows=tuple(_noted(row, note) if (row.comparison, row.name) == noted else row for row in findings.rows),
-        truncations=predicted_truncations(first),
-        lengths=document_lengths(first),
-    )
-
-
-def _noted(row: Row, note: str | None) -> Row:
-    """Return the row with a further note."""
-    return replace(row, note="; ".join(filter(None, (row.note, note))))
+    rows = list(findings.rows)
+    for place, row in enumerate(rows):
+        if note := published_type_note(experiments[row.comparison, row.name]):
+            rows[place] = replace(row, note="; ".join(filter(None, (row.note, note))))
+            break
+    first = experiments[rows[0].comparison, rows[0].name]
+    truncations, lengths = predicted_truncations(first), document_lengths(first)
+    return replace(findings, rows=tuple(rows), truncations=truncations, lengths=lengths)

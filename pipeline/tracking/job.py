@@ -147,7 +147,7 @@ class ChildRuns:
 
     def observer(self) -> Observer:
         """Return an observer that mirrors one run as a child run."""
-        return _ChildRun(self.parent, self.sender, self.entry)
+        return _ChildRun(self)
 
     def lost(self, study_key: str, trial: int) -> None:
         """End in the background the run of a trial whose worker died, which no process of its own ends."""
@@ -155,10 +155,10 @@ class ChildRuns:
 
 
 class _ChildRun(Observer):
-    """Mirrors one run as a child run of the job with this manifest."""
+    """Mirrors one run as one of the child runs of a job."""
 
-    def __init__(self, parent: Manifest, sender: Sender, entry: str) -> None:
-        self._parent, self._sender, self._entry = parent, sender, entry
+    def __init__(self, siblings: ChildRuns) -> None:
+        self._siblings = siblings
         self._run: Run | None = None
         self._ended: tuple[Result, Mapping[str, float]] | None = None
         """The result and the summary metrics, once it has ended."""
@@ -171,16 +171,16 @@ class _ChildRun(Observer):
         experiment, about = run.experiment, environment(run.experiment.device)
         tags = {
             **resolve_tags(),
-            "mlflow.parentRunId": str(self._parent.run_id),
-            "technique": self._entry,
+            "mlflow.parentRunId": str(self._siblings.parent.run_id),
+            "technique": self._siblings.entry,
             "device": str(experiment.device),
             **{name: value for name, value in about.items() if name in ENVIRONMENT_TAGS},
             "allocator": allocator_configuration({**os.environ, **experiment.environment}),
             **_environment_tag(experiment.environment),
             **run.labels,
         }
-        manifest = _manifest(self._parent, run.name, tags)
-        self._child = TrackedRun(UnsentRun.create(run.folder, manifest), self._sender)
+        manifest = _manifest(self._siblings.parent, run.name, tags)
+        self._child = TrackedRun(UnsentRun.create(run.folder, manifest), self._siblings.sender)
         self._sent_at = time.monotonic()
         self._child.params(experiment.params())
         if isinstance(experiment, Experiment):
