@@ -289,12 +289,11 @@ def test_what_is_left_out_is_said_with_number_and_reason(tmp_path: Path) -> None
     assert own["left out"] == str(count)
 
 
-def test_truncation_loses_the_tokens_and_targets_beyond_a_length(tmp_path: Path) -> None:
-    documents = [[1] * length for length in (2, 4, 6, 8)]
-    is_target = [[False] * (length - 2) + [True] * 2 for length in (2, 4, 6, 8)]
-    TokenStore.write(tmp_path, "masked", documents, is_target)
-    TokenStore.write(tmp_path, "text", documents)
-    masked, text = (truncations(TokenStore.open(tmp_path, name), [5]) for name in ("masked", "text"))
+def test_truncation_loses_the_tokens_and_targets_beyond_a_length() -> None:
+    lengths = (2, 4, 6, 8)
+    tokens, offsets = np.ones(sum(lengths), dtype=np.int32), np.cumsum([0, *lengths])
+    is_target = np.concatenate([np.arange(length) >= length - 2 for length in lengths])
+    masked, text = (truncations(TokenStore(tokens, offsets, known), [5]) for known in (is_target, None))
     assert [one.length for one in masked] == [5, 6, 8]
     assert [one.whole_percent for one in masked] == [50, 75, 100]
     assert [one.num_left_out for one in masked] == [1, 1, 0]  # that of 8 tokens, all of whose tokens are lost

@@ -1,13 +1,11 @@
 """Token stores: tokenized documents on disk, read by mapping them into memory and written document by document."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-
-from pipeline.data._support.tokenizer import joined
 
 TYPES = {"tokens": np.dtype(np.int32), "targets": np.dtype(np.bool_)}
 """Of the values in the files of a store."""
@@ -35,18 +33,6 @@ class TokenStore:
             np.load(folder / f"{name}.offsets.npy"),
             np.load(targets, mmap_mode="r") if targets.exists() else None,
         )
-
-    @staticmethod
-    def write(
-        folder: Path,
-        name: str,
-        documents: Sequence[Sequence[int]],
-        is_target: Sequence[Sequence[bool]] | None = None,
-    ) -> None:
-        """Write the store `name` into `folder`."""
-        with TokenWriter(folder, name) as writer:
-            lengths = np.array([len(document) for document in documents], dtype=np.int64)
-            writer.add(joined(documents), lengths, None if is_target is None else joined(is_target, np.bool_))
 
     @property
     def lengths(self) -> np.ndarray:
