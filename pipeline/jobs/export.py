@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 
 from pipeline.base.contracts import Settings
@@ -45,7 +44,7 @@ class Exported(Shown):
             {"files": ", ".join(one.texts), "use": one.purpose, "cannot express": " ".join(one.missing)}
             for one in self.targets
         ]
-        table = Table(name="files", title="files and frameworks", frame=pd.DataFrame(lines), num_in_terminal=0)
+        table = Table.of("files", "files and frameworks", lines, num_in_terminal=0)
         return Report(
             entry="export",
             question=f"Which files train {self.config} in other frameworks?",

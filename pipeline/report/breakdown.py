@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import pandas as pd
-
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.timeline import CATEGORIES
@@ -19,7 +17,7 @@ def shares_table(name: str, title: str, sizes: Mapping[str, int]) -> Table:
     """Return a table of sizes in MiB and in percent of their sum."""
     total = sum(sizes.values())
     lines = [{name: key, "MiB": size / MIB, "%": 100 * size / total} for key, size in sizes.items()]
-    return Table(name=name, title=title, frame=pd.DataFrame(lines), forms={"MiB": "{:,.2f}", "%": "{:.1f}"})
+    return Table.of(name, title, lines, forms={"MiB": "{:,.2f}", "%": "{:.1f}"})
 
 
 def tensors_table(name: str, title: str, peak: Breakdown) -> Table:
@@ -35,4 +33,4 @@ def tensors_table(name: str, title: str, peak: Breakdown) -> Table:
         }
         for tensor in peak.largest
     ]
-    return Table(name=name, title=title, frame=pd.DataFrame(lines), forms={"MiB": "{:,.2f}"})
+    return Table.of(name, title, lines, forms={"MiB": "{:,.2f}"})

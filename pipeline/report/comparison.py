@@ -194,10 +194,10 @@ def overview_table(title: str, rows: Sequence[Row]) -> Table:
         }
         for row, outcome in zip(rows, outcomes, strict=True)
     ]
-    return Table(
-        name=rows[0].comparison,
-        title=title,
-        frame=pd.DataFrame(lines),
+    return Table.of(
+        rows[0].comparison,
+        title,
+        lines,
         forms=dict(COLUMNS.values()),
         note=f"* the baseline, against which memory % and time % are changes. {INTERVALS}" if len(rows) > 1 else None,
         expendable=tuple(COLUMNS[name][0] for name in EXPENDABLE),

@@ -4,8 +4,6 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-import pandas as pd
-
 from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.explanation import Explanation, Try
 from pipeline.prediction.commands.failed_allocation import FailedTensor, OutOfMemory
@@ -143,7 +141,7 @@ def _tries_table(tries: Iterable[Try]) -> Table:
         for one in tries
     ]
     title = "what was tried: each lever alone, then together"
-    return Table(name="tries", title=title, frame=pd.DataFrame(lines), forms={"needs MiB": "{:,.0f}"})
+    return Table.of("tries", title, lines, forms={"needs MiB": "{:,.0f}"})
 
 
 def _headlines(explanation: Explanation) -> tuple[Headline, ...]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import altair as alt
-import pandas as pd
 
 from pipeline.base.units import MIB, mib
 from pipeline.data._support.truncation import LengthBin, Truncation
@@ -33,7 +32,7 @@ def lengths_section(row: Row, truncations: Sequence[Truncation], lengths: Sequen
         for one in truncations
     ]
     note = f"* this run; peaks are those of {row.name}"
-    table = Table(name="lengths", title=TITLE, frame=pd.DataFrame(lines), forms=FORMS, note=note)
+    table = Table.of("lengths", TITLE, lines, forms=FORMS, note=note)
     plots = (Plot(name="lengths", title=TITLE, panels=(_histogram(truncations, lengths),)),) if lengths else ()
     return (Section(title="lengths", tables=(table,), plots=plots),)
 

@@ -7,8 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 from xml.etree import ElementTree
 
-import pandas as pd
-
 from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.memory_check import CheckVerdict, LineChange, MemoryCheck, Requirement
 from pipeline.prediction.commands.simulation import ProcessMemory, Verdict
@@ -128,10 +126,7 @@ def _peaks_table(requirements: Iterable[Requirement]) -> Table:
         }
         for one in requirements
     ]
-    frame = pd.DataFrame(lines)
-    frame = frame.drop(columns="baseline MiB") if frame["baseline MiB"].isna().all() else frame
-    forms = dict.fromkeys(("MiB", "allowed MiB", "baseline MiB"), "{:,.1f}")
-    return Table(name="peaks", title="peaks", frame=frame, forms=forms)
+    return Table.of("peaks", "peaks", lines, forms=dict.fromkeys(("MiB", "allowed MiB", "baseline MiB"), "{:,.1f}"))
 
 
 def _changes_table(check: MemoryCheck) -> Table:
@@ -150,10 +145,10 @@ def _changes_table(check: MemoryCheck) -> Table:
     ]
     rest = check.changes[len(shown) :]
     others = sum(one.change_bytes for one in rest) / MIB
-    return Table(
-        name="changes",
-        title=f"what changed at the peak since {check.baseline_file}, by source line",
-        frame=pd.DataFrame(lines),
+    return Table.of(
+        "changes",
+        f"what changed at the peak since {check.baseline_file}, by source line",
+        lines,
         forms={"change MiB": "{:+,.1f}", "MiB": "{:,.1f}", "baseline MiB": "{:,.1f}"},
         note=f"{len(rest)} more lines changed, by {others:+,.1f} MiB together." if rest else None,
     )

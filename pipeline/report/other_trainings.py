@@ -3,8 +3,6 @@
 import statistics
 from collections.abc import Sequence
 
-import pandas as pd
-
 from pipeline.base.technique import Mathematics
 from pipeline.config.settings import TECHNIQUES
 from pipeline.report.comparable import of_other_data
@@ -41,7 +39,7 @@ def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
     compared = [row for row in others if not of_other_data(row, reference)]
     if not compared:
         return None
-    frame = pd.DataFrame({**_line(row, reference), "changed": changed[row.name]} for row in compared)
+    lines = [{**_line(row, reference), "changed": changed[row.name]} for row in compared]
     note = (
         f"{reference.name} is {REFERENCE}. The others train with other mathematics, so their losses are expected to "
         f"differ. Loss and difference from {reference.name} are those of the last step that both "
@@ -50,7 +48,7 @@ def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
     )
     return Section(
         title=title,
-        tables=(Table(name=f"{comparison}_other_trainings", title=title, frame=frame, forms=FORMS, note=note),),
+        tables=(Table.of(f"{comparison}_other_trainings", title, lines, forms=FORMS, note=note),),
         plots=()
         if reference.is_baseline
         else (_plot(f"{comparison}_other_trainings", title, rows, reference, compared),),

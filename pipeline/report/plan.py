@@ -321,10 +321,10 @@ def _configurations_table(name: str, card: CardPlan, findings: PlanFindings, num
         else f"The longest first: of each configuration the most tokens that fit, in multiples of {MULTIPLE} up to "
         f"{card.lengths_up_to:,}. {'The next length was predicted too, and does not fit. ' * has_longer}"
     ) + f"{updates:,} updates per epoch of {findings.dataset_size:,} sequences."
-    return Table(
-        name=f"plan_{name}",
-        title=title,
-        frame=pd.DataFrame(lines),
+    return Table.of(
+        f"plan_{name}",
+        title,
+        lines,
         forms={
             **whole,
             **dict.fromkeys(("seconds per step", *OVERLAPS), short),
@@ -379,10 +379,10 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
         lines.append(line)
     forms: dict[str, Form] = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
     forms |= {"seconds per step": short, "tokens/s": "{:,.0f}", "tokens/s a GPU": "{:,.0f}", PRICE: "{:,.2f}"}
-    return Table(
-        name="cards",
-        title="where to start on each card",
-        frame=pd.DataFrame(lines),
+    return Table.of(
+        "cards",
+        "where to start on each card",
+        lines,
         forms=forms,
         expendable=("headroom MiB", "GiB", "seconds per step", "accumulation"),
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
-import pandas as pd
 
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import StepMemory
@@ -160,7 +159,7 @@ def _advice(findings: ProfilingFindings) -> tuple[Section, ...]:
     if not findings.advice:
         return ()
     lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.setting or "-"} for one in findings.advice]
-    table = Table(name="advice", title="advice", frame=pd.DataFrame(lines), num_on_page=0)
+    table = Table.of("advice", "advice", lines, num_on_page=0)
     suggestions = tuple(
         replace(one, command=command_of("profiling", findings.row.params, _changes(one))) if one.setting else one
         for one in findings.advice
@@ -245,4 +244,4 @@ def _operators_table(name: str, title: str, costs: Sequence[OperatorCost], total
         for cost in costs
     ]
     forms = {"calls": "{:,.0f}", "ms": "{:,.3f}", "%": "{:.1f}", "MiB kept": "{:,.2f}"}
-    return Table(name=name, title=title, frame=pd.DataFrame(lines), forms=forms)
+    return Table.of(name, title, lines, forms=forms)

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
-
 from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.simulation import (
     FEWEST_STEPS,
@@ -257,7 +255,7 @@ def largest_table(largest: ProcessMemory) -> Table:
         for one in largest.peak.largest
     ]
     title = "the largest allocations alive at the peak"
-    return Table(name="tensors", title=title, frame=pd.DataFrame(lines), forms={"MiB": "{:,.1f}"}, num_in_terminal=0)
+    return Table.of("tensors", title, lines, forms={"MiB": "{:,.1f}"}, num_in_terminal=0)
 
 
 def in_mib(one: ProcessMemory | RankMemory) -> dict[str, float | None]:
@@ -277,7 +275,7 @@ def _ranks_table(simulation: Simulation) -> Table:
         }
         for one in simulation.ranks
     ]
-    return Table(name="ranks", title="every rank", frame=pd.DataFrame(lines), forms=IN_MIB)
+    return Table.of("ranks", "every rank", lines, forms=IN_MIB)
 
 
 def _processes_table(simulation: Simulation) -> Table:
@@ -285,4 +283,4 @@ def _processes_table(simulation: Simulation) -> Table:
         {"rank": one.rank, "steps": one.num_steps, **in_mib(one)}
         for one in sorted(simulation.processes, key=lambda one: one.rank)
     ]
-    return Table(name="processes", title="processes", frame=pd.DataFrame(lines), forms=IN_MIB)
+    return Table.of("processes", "processes", lines, forms=IN_MIB)

@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pandas as pd
-
 from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.simulation import ProcessMemory, Simulation
 from pipeline.report.page import Report, Section
@@ -87,7 +85,7 @@ def _peaks_table(findings: SimulationComparison) -> Table:
         for (name, one), largest in zip(findings.simulations.items(), _largest(findings).values(), strict=True)
     ]
     forms = {**IN_MIB, "least MiB": "{:,.1f}"}
-    return Table(name="simulations", title="simulations", frame=pd.DataFrame(lines), forms=forms)
+    return Table.of("simulations", "simulations", lines, forms=forms)
 
 
 def _lines_table(findings: SimulationComparison) -> Table:
@@ -103,10 +101,10 @@ def _lines_table(findings: SimulationComparison) -> Table:
         {"line": line, "purpose": purpose, **{name: found[line, purpose] / MIB for name, found in by_name.items()}}
         for line, purpose in sorted(places, key=lambda place: (-largest_change(place), place))
     ]
-    return Table(
-        name="lines",
-        title="MiB at the peak by source line and purpose, the largest difference first",
-        frame=pd.DataFrame(lines),
+    return Table.of(
+        "lines",
+        "MiB at the peak by source line and purpose, the largest difference first",
+        lines,
         forms=dict.fromkeys(by_name, "{:,.1f}"),
         num_in_terminal=NUM_LINES,
     )

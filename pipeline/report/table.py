@@ -1,9 +1,9 @@
 """A table for the terminal, the report's page, MLflow's description and a CSV file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 from rich import box
@@ -38,6 +38,11 @@ class Table:
     """Columns that a terminal without room for all leaves out, the first one first; the CSV file has all."""
     num_on_page: int = 300
     """Number of rows, from the first, that the page and MLflow's description show; the CSV file has all."""
+
+    @classmethod
+    def of(cls, name: str, title: str, lines: Iterable[Mapping[Any, object]], **more: Any) -> "Table":
+        """Return the table with these lines, each of which has its cells by heading."""
+        return cls(name=name, title=title, frame=pd.DataFrame(list(lines)), **more)
 
     @cached_property
     def _filled(self) -> pd.DataFrame:

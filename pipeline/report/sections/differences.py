@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from pipeline.config.settings import written
 from pipeline.report.comparable import incomparable
 from pipeline.report.page import Section
@@ -33,10 +31,9 @@ def section(rows: Sequence[Row]) -> Section:
     )
     tables = []
     if lines:
-        tables.append(Table(name="differences", title="settings that differ", frame=pd.DataFrame(lines)))
+        tables.append(Table.of("differences", "settings that differ", lines))
     if flagged:
-        frame = pd.DataFrame(flagged)
-        tables.append(Table(name="not_comparable", title="what is not comparable", frame=frame, note=note))
+        tables.append(Table.of("not_comparable", "what is not comparable", flagged, note=note))
     return Section(title="differences", tables=tuple(tables))
 
 

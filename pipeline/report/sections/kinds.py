@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from pipeline.config.settings import written
 from pipeline.report.page import Section
 from pipeline.report.table import Table
@@ -26,5 +24,5 @@ def section(rows: Sequence[Row]) -> Section:
         "which has a page of its own."
     )
     title = "the configuration of each kind"
-    tables = (Table(name="kinds", title=title, frame=pd.DataFrame(lines)),) if lines else ()
+    tables = (Table.of("kinds", title, lines),) if lines else ()
     return Section(title=title, tables=tables, notes=(note,))

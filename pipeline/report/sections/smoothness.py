@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Sequence
 
 import altair as alt
-import pandas as pd
 
 from pipeline.report.curves import curves
 from pipeline.report.page import Section
@@ -16,8 +15,7 @@ from pipeline.training.metrics import Row, moving_average
 def section(rows: Sequence[Row]) -> Section:
     """Return the table `smoothness`, and for each comparison a plot of gradient norms."""
     timed = [row for row in rows if "seconds_per_step" in row.metrics]
-    frame = pd.DataFrame([_smoothness(row) for row in timed])
-    tables = (Table(name="smoothness", title="smoothness", frame=frame),) if timed else ()
+    tables = (Table.of("smoothness", "smoothness", map(_smoothness, timed)),) if timed else ()
     return Section(title="smoothness of the training", tables=tables, plots=_plots(rows))
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import altair as alt
-import pandas as pd
 
 from pipeline.report.curves import curves
 from pipeline.report.losses import colour_numbers
@@ -34,7 +33,7 @@ def _tables(rows: Sequence[Row]) -> tuple[Table, ...]:
             }
         )
     forms = {"last loss scale": "{:,.0f}"}
-    return (Table(name="stability", title="stability", frame=pd.DataFrame(lines), forms=forms),) if lines else ()
+    return (Table.of("stability", "stability", lines, forms=forms),) if lines else ()
 
 
 def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
