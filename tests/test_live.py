@@ -180,7 +180,7 @@ def test_a_running_page_loads_itself_again_and_keeps_its_readers_place(browser: 
 def follow(shown: SearchProgress, seen: Callable[[], None] = lambda: None) -> None:
     """Emit the events of a search that measures one configuration and verifies it."""
     findings = search_findings()
-    shown.trials(findings.rows)
+    shown.runs(findings.rows)
     for _ in range(2):  # two workers
         shown.proposed(Proposal(findings.rows[0].choice, bound=0.125))
     shown.started(run("trial 4: micro-batch 2", {"trial": "4"}))

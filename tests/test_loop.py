@@ -105,7 +105,7 @@ def test_a_check_that_contradicts_the_answer_when_no_trial_is_left_is_answered_b
     one = Noisy(made.problem, made.study, made.proposer, made.folder, Observer, SearchObserver(), speeds=made.speeds)
     search_and_verify(one)
     assert [one.answer.choice for one in one.verifications if one] == [choice_of(2), choice_of(4)]
-    found = findings_of(problem, one.trials, None, one.verification, one.extra)
+    found = findings_of(problem, one.runs, None, one.verification)
     assert found.best is not None and found.best.choice == choice_of(4) and found.speedup == 1
 
 
@@ -153,7 +153,7 @@ def test_what_a_verification_measured_is_passed_to_the_next_proposals(problem: S
     ]
     assert [one.tokens_per_second for one in proposer.extra[-1]] == [100.0, 120.0, 100.0]
     assert tuple(one.extra) == proposer.extra[-1]  # those of both verifications
-    assert speeds(choice_of(4), one.trials, one.extra) == [120.0, 120.0], "each run once"
+    assert speeds(choice_of(4), one.runs) == [120.0, 120.0], "each run once"
 
 
 def test_what_was_verified_is_kept_when_a_later_trial_is_interrupted(problem: SearchProblem, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_the_answer_is_the_fastest_by_all_runs_before_the_last_verification(prob
     trials = rows_of({1: 98.0, 2: 100.0})
     metrics = {"tokens_per_second": 80.0}
     again = Trial(number=0, source=ANSWER, choice=choice_of(2), outcome="ok", fits=True, metrics=metrics)
-    found = findings_of(problem, trials, None, None, [again])
+    found = findings_of(problem, [*trials, again])
     assert found.best is not None and found.best.choice == choice_of(1)
 
 

@@ -105,7 +105,7 @@ def _measure(
 def _findings(search: Search, trials: Sequence[Trial], clock: SessionClock) -> SearchFindings:
     """Return the findings of these trials and of the verifications so far."""
     certificate = search.proposer.certificate(trials, search.extra)
-    found = findings_of(search.problem, trials, certificate, search.verification, search.extra)
+    found = findings_of(search.problem, [*trials, *search.extra], certificate, search.verification)
     return replace(found, notes=(*found.notes, *search.proposer.notes), seconds=clock.seconds)
 
 

@@ -15,7 +15,7 @@ from pipeline.jobs.session_clock import TRIALS, VERIFICATION, SessionClock
 from pipeline.runtime.observer import Run
 from pipeline.searching.certificate import at_most
 from pipeline.searching.loop import SearchObserver
-from pipeline.searching.results import Trial, best_speed, best_trial, label, speed_text, unit_of
+from pipeline.searching.results import Trial, best_speed, best_trial, label, speed_text, trials_in, unit_of
 from pipeline.searching.study import Proposal
 from pipeline.training.metrics import Summary
 
@@ -90,11 +90,11 @@ class SearchProgress(SearchObserver):
         if self._console.is_terminal:
             self._live.stop()
 
-    def trials(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> None:
+    def runs(self, runs: Sequence[Trial]) -> None:
         """Show how many trials have ended, and the fastest configuration that fits."""
-        self._best, self._state = best_trial(trials, extra), "choosing the next configuration"
-        self._speed = best_speed(trials, extra) or 0.0
-        self._bar.update(self._task, completed=len(trials))
+        self._best, self._state = best_trial(runs), "choosing the next configuration"
+        self._speed = best_speed(runs) or 0.0
+        self._bar.update(self._task, completed=len(trials_in(runs)))
         self._between_runs()
 
     def proposed(self, proposal: Proposal) -> None:

@@ -145,7 +145,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     ]
     front = [
         {"mib": (row.peak_bytes or 0) / MIB, "speed": findings.speed_of(row.choice)}
-        for row in pareto_front(findings.rows, findings.extra)
+        for row in pareto_front(findings.runs)
     ]
     sizes = [one.mib for one in configurations]
     lowest, highest = min([budget_mib, *sizes]), max([budget_mib, *sizes])

@@ -64,7 +64,7 @@ def answer(findings: SearchFindings) -> str:
         f"and trains {findings.speed_text(speed)}{_against_baseline(findings, best)}"
     )
     if findings.shows_front:
-        text += f". Pareto front: {'; '.join(_on_front(row, findings) for row in pareto_front(rows, findings.extra))}"
+        text += f". Pareto front: {'; '.join(_on_front(row, findings) for row in pareto_front(findings.runs))}"
     check = "" if findings.verification is None else f" {findings.verification.verdict}."
     return f"{text} ({space}).{_proof(findings)}{_noise(findings)}{check}"
 
@@ -242,13 +242,13 @@ def runs_frame(findings: SearchFindings) -> pd.DataFrame:
             "detail": run.detail,
             **run.metrics,
         }
-        for run in (*findings.rows, *findings.extra)
+        for run in findings.runs
     )
 
 
 def ranking_table(findings: SearchFindings) -> Table:
     """Return every measured configuration with its speed: those that fit first, the fastest on top."""
-    runs = (*findings.rows, *findings.extra)
+    runs = findings.runs
     ordered = sorted(one_per_configuration(runs), key=lambda row: (not row.fits, -findings.speed_of(row.choice)))
     shown, unit = columns(row.choice for row in ordered), findings.unit
     labelled = {"answer": findings.best, "baseline": findings.baseline_trial}
@@ -275,10 +275,10 @@ def ranking_table(findings: SearchFindings) -> Table:
         *("predicted s/step", "predicted MiB", "loss", "s/step", "outcome"),
         *("not counted", "slowest run", "fastest run", "runs"),
     )
-    return Table(
-        name="ranking",
-        title="measured configurations",
-        frame=pd.DataFrame(lines),
+    return Table.of(
+        "ranking",
+        "measured configurations",
+        lines,
         forms=forms,
         note=f"Every run is in {RUNS}.csv.",
         num_in_terminal=NUM_IN_TERMINAL,
@@ -288,7 +288,7 @@ def ranking_table(findings: SearchFindings) -> Table:
 
 def _measured(row: Trial, findings: SearchFindings) -> dict[str, Any]:
     """Return what the runs of a configuration measured, by the headings of its line; `row` stands for them."""
-    own = [run for run in (*findings.rows, *findings.extra) if run.choice == row.choice]
+    own = [run for run in findings.runs if run.choice == row.choice]
     predicted = [seconds for run in own if (seconds := run.metrics.get("predicted_seconds_per_step")) is not None]
     slowest, fastest = (len(own) > 1 and findings.speed_range(row.choice)) or (None, None)
     return {
@@ -340,7 +340,7 @@ def verification_table(verification: Verification) -> Table:
         for role, run in runs.items()
     ]
     forms = {"peak MiB": "{:,.1f}", "final loss": "{:.4f}"}
-    return Table(name="verification", title="the answer, trained again", frame=pd.DataFrame(lines), forms=forms)
+    return Table.of("verification", "the answer, trained again", lines, forms=forms)
 
 
 def _on_front(row: Trial, findings: SearchFindings) -> str:

@@ -23,6 +23,7 @@ from pipeline.searching.interface import Problem
 from pipeline.searching.proposals import Proposer
 from pipeline.searching.results import (
     PLAIN,
+    TRIAL,
     SearchFindings,
     Trial,
     Verification,
@@ -31,6 +32,7 @@ from pipeline.searching.results import (
     best_trial,
     label,
     run_name,
+    trials_in,
 )
 from pipeline.searching.study import Proposal, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
@@ -49,8 +51,8 @@ class SearchObserver(Observer):
     Those of one run come from one thread, and several threads may run trials at the same time.
     """
 
-    def trials(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> None:
-        """Receive the trials that have ended and the other runs of verifications, before each trial."""
+    def runs(self, runs: Sequence[Trial]) -> None:
+        """Receive the runs that have ended, before each trial."""
 
     def waiting(self) -> None:
         """Called when a worker starts to wait for the trials of others."""
@@ -113,6 +115,11 @@ class Search:
         return trials_of(self.problem, self.study)
 
     @property
+    def runs(self) -> list[Trial]:
+        """All runs so far: the trials, and those of verifications."""
+        return [*self.trials, *self.extra]
+
+    @property
     def verification(self) -> Verification | None:
         """The last verification; None if nothing was verified."""
         return self.verifications[-1] if self.verifications else None
@@ -147,11 +154,11 @@ def run_trials(search: Search, deadline: float) -> None:
         if trials and time.monotonic() >= deadline:
             break
         _emit_lost(search)
-        search.observer.trials(trials, search.extra)
+        search.observer.runs([*trials, *search.extra])
         with ExitStack() as turn:
             turn.enter_context(search.turn)
             if _fill_queue(search, trials):
-                _run_trial(search, best_speed(trials, search.extra), turn.close)
+                _run_trial(search, best_speed([*trials, *search.extra]), turn.close)
                 continue
         if not study.num_open:
             break
@@ -214,7 +221,7 @@ def _stands(search: Search) -> bool:
     """Return whether no run contradicts the verification, and its answer is the fastest by all runs of it."""
     if search.verification is None:
         return False
-    answer, verified = answer_of(search.trials, search.verification, search.extra), search.verification.answer
+    answer, verified = answer_of(search.runs, search.verification), search.verification.answer
     is_contradicted = search.verification.is_contradicted(search.problem.settings.gap)
     return answer is not None and answer.choice == verified.choice and not is_contradicted
 
@@ -223,7 +230,7 @@ def _is_overtaken(search: Search) -> bool:
     """Return whether the verified configuration completed, and another one is faster by all runs."""
     if search.verification is None or search.verification.answer.outcome != Outcome.OK:
         return False
-    best = best_trial(search.trials, search.extra)
+    best = best_trial(search.runs)
     return best is not None and best.choice != search.verification.answer.choice
 
 
@@ -244,7 +251,7 @@ def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
         return done
 
     baseline = partial(search.proposer.baseline, trials)
-    verification = verify(search.problem, trials, baseline, measure, search.extra, number)
+    verification = verify(search.problem, [*trials, *search.extra], baseline, measure, number)
     if verification is not None:
         search.extra.extend(one for one in verification.runs if one.choice not in stored)
     return verification
@@ -317,17 +324,16 @@ def _summary(problem: Problem, experiment: Runnable, predicted_seconds: float | 
 
 def findings_of(
     problem: Problem,
-    trials: Sequence[Trial],
+    runs: Sequence[Trial],
     certificate: Certificate | None = None,
     verification: Verification | None = None,
-    extra: Sequence[Trial] = (),
 ) -> SearchFindings:
     """Return the findings of the search, from which its report is made.
 
-    `extra` has the runs of all verifications that are no trials. The last verification is left out if another
-    configuration has been faster since, or has replaced one that it refuted.
+    The last verification is left out if another configuration has been faster since, or has replaced one that it
+    refuted.
     """
-    best = answer_of(trials, verification, extra)
+    best = answer_of(runs, verification)
     if best is not None and verification is not None and best.choice != verification.answer.choice:
         verification = None
     return SearchFindings(
@@ -338,10 +344,10 @@ def findings_of(
         num_configurations=len(problem.space.choices),
         baselines=tuple(problem.baseline_beside(dict(best.choice)) if best else problem.baselines),
         shows_front=problem.settings.objectives == "pareto",
-        rows=tuple(trials),
+        rows=tuple(trials_in(runs)),
         certificate=certificate,
         verification=verification,
-        extra=tuple(extra),
+        extra=tuple(run for run in runs if run.source != TRIAL),
         notes=problem.notes,
         settings={name: value for name, value in problem.params.items() if name not in problem.space.dimensions},
         given=problem.given_words,

@@ -145,6 +145,11 @@ def heading(dimension: str) -> str:
     return dimension.replace("micro_batch_size", "micro-batch")
 
 
+def trials_in(runs: Iterable[Trial]) -> list[Trial]:
+    """Return the trials of the study among the runs of a search; the others are of verifications."""
+    return [run for run in runs if run.source == TRIAL]
+
+
 def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
     """Return one trial for each configuration: of two, the one that did not fit, else the faster one.
 
@@ -156,45 +161,44 @@ def one_per_configuration(rows: Sequence[Trial]) -> list[Trial]:
     return sorted(counting.values(), key=lambda row: row.number)
 
 
-def speeds(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> list[float]:
-    """Return the tokens per second of each run of a configuration that completed: of its trials and of `extra`."""
-    return [one.tokens_per_second for one in (*rows, *extra) if one.choice == choice and one.tokens_per_second]
+def speeds(choice: Mapping[str, Any], runs: Iterable[Trial]) -> list[float]:
+    """Return the tokens per second of each run of a configuration that completed."""
+    return [one.tokens_per_second for one in runs if one.choice == choice and one.tokens_per_second]
 
 
-def speed_of(choice: Mapping[str, Any], rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> float:
+def speed_of(choice: Mapping[str, Any], runs: Iterable[Trial]) -> float:
     """Return the speed of a configuration in tokens per second: the mean of its runs that count; 0 without any.
 
     It is the only speed of a configuration that is compared or shown; that of one run is called so.
     """
-    return mean_speed(speeds(choice, rows, extra))
+    return mean_speed(speeds(choice, runs))
 
 
-def is_counted(one: Trial, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> bool:
+def is_counted(one: Trial, runs: Sequence[Trial]) -> bool:
     """Return whether a run counts: it was not slowed, and no other one of its configuration did not fit."""
-    others = (other.outcome for other in (*rows, *extra) if other.choice == one.choice)
+    others = (other.outcome for other in runs if other.choice == one.choice)
     if one.outcome not in TOO_LARGE and any(outcome in TOO_LARGE for outcome in others):
         return False
-    return one.tokens_per_second is None or not is_slowed(one.tokens_per_second, speeds(one.choice, rows, extra))
+    return one.tokens_per_second is None or not is_slowed(one.tokens_per_second, speeds(one.choice, runs))
 
 
-def best_trial(rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Trial | None:
-    """Return the trial that stands for the fastest configuration that fits, and that no run of `extra` refuted."""
-    refuted = [one.choice for one in extra if one.outcome != Outcome.OK]
-    fitting = (row for row in one_per_configuration(rows) if row.fits and row.choice not in refuted)
-    return max(fitting, key=lambda row: speed_of(row.choice, rows, extra), default=None)
+def best_trial(runs: Sequence[Trial]) -> Trial | None:
+    """Return the trial that stands for the fastest configuration that fits, and that no verification refuted."""
+    refuted = [one.choice for one in runs if one.source != TRIAL and one.outcome != Outcome.OK]
+    fitting = (row for row in one_per_configuration(trials_in(runs)) if row.fits and row.choice not in refuted)
+    return max(fitting, key=lambda row: speed_of(row.choice, runs), default=None)
 
 
-def best_speed(rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> float | None:
+def best_speed(runs: Sequence[Trial]) -> float | None:
     """Return the speed of that configuration in tokens per second; None if there is none."""
-    best = best_trial(rows, extra)
-    return None if best is None else speed_of(best.choice, rows, extra)
+    best = best_trial(runs)
+    return None if best is None else speed_of(best.choice, runs)
 
 
-def pareto_front(rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> list[Trial]:
+def pareto_front(runs: Sequence[Trial]) -> list[Trial]:
     """Return the measured configurations that are not dominated in memory and throughput, by ascending peak."""
-    return front_of(
-        measured(one_per_configuration(rows)), lambda row: (row.peak_bytes or 0, -speed_of(row.choice, rows, extra))
-    )
+    found = measured(one_per_configuration(trials_in(runs)))
+    return front_of(found, lambda row: (row.peak_bytes or 0, -speed_of(row.choice, runs)))
 
 
 def front_of(items: Iterable[Item], cost: Callable[[Item], tuple[float, float]]) -> list[Item]:
@@ -352,9 +356,14 @@ class SearchFindings:
     """How far the search came, such as 3 of at most 16 trials, if it was interrupted."""
 
     @property
+    def runs(self) -> tuple[Trial, ...]:
+        """All runs: the trials, and those of verifications."""
+        return (*self.rows, *self.extra)
+
+    @property
     def best(self) -> Trial | None:
         """Return the answer, with its one speed; None if there is none."""
-        best = answer_of(self.rows, self.verification, self.extra)
+        best = answer_of(self.runs, self.verification)
         return None if best is None else self.with_its_speed(best)
 
     @property
@@ -380,11 +389,11 @@ class SearchFindings:
 
     def speed_of(self, choice: Mapping[str, Any]) -> float:
         """Return the speed of a configuration by all of its runs that count."""
-        return speed_of(choice, self.rows, self.extra)
+        return speed_of(choice, self.runs)
 
     def speed_range(self, choice: Mapping[str, Any]) -> tuple[float, float] | None:
         """Return the speeds of the slowest and of the fastest run of a configuration; None if none completed."""
-        found = speeds(choice, self.rows, self.extra)
+        found = speeds(choice, self.runs)
         return (min(found), max(found)) if found else None
 
     def speed_text(self, speed: float) -> str:
@@ -393,7 +402,7 @@ class SearchFindings:
 
     def is_counted(self, run: Trial) -> bool:
         """Return whether a run counts in the speed of its configuration."""
-        return is_counted(run, self.rows, self.extra)
+        return is_counted(run, self.runs)
 
     def with_its_speed(self, row: Trial) -> Trial:
         """Return the trial of a configuration with the speed of the configuration in place of its own."""
@@ -402,7 +411,7 @@ class SearchFindings:
         return replace(row, metrics=with_time(row.metrics, row.tokens_per_second / self.speed_of(row.choice)))
 
 
-def answer_of(trials: Sequence[Trial], verification: Verification | None, extra: Sequence[Trial] = ()) -> Trial | None:
+def answer_of(runs: Sequence[Trial], verification: Verification | None) -> Trial | None:
     """Return the fastest trial that fits and was not refuted; None if there is none.
 
     The verified configuration is not compared again with those that its verification compared it with.
@@ -410,4 +419,4 @@ def answer_of(trials: Sequence[Trial], verification: Verification | None, extra:
     compared: list[Mapping[str, Any]] = []
     if verification is not None and verification.answer.outcome == Outcome.OK:
         compared = [one.choice for one in verification.runs if one.choice != verification.answer.choice]
-    return best_trial([row for row in trials if row.choice not in compared], extra)
+    return best_trial([run for run in runs if run.source != TRIAL or run.choice not in compared])

@@ -17,6 +17,7 @@ from pipeline.searching.results import (
     one_per_configuration,
     speed_of,
     speeds,
+    trials_in,
 )
 from pipeline.training.metrics import against_baseline
 from pipeline.training.timing import is_slowed
@@ -37,17 +38,16 @@ class VerificationRun(NamedTuple):
 
 def verify(
     problem: Problem,
-    trials: Sequence[Trial],
+    runs: Sequence[Trial],
     baseline: Baseline,
     measure: Measure,
-    extra: Sequence[Trial] = (),
     number: int = 0,
 ) -> Verification | None:
     """Train the fastest configurations that fit again, and a baseline; None if nothing fits.
 
     The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by all of its
-    runs, and configurations are trained again as long as their earlier runs were faster than that: their trials and
-    those of earlier verifications, `extra`. One that does not fit or does not complete is refuted.
+    runs, and configurations are trained again as long as their earlier runs, of trials and of verifications, were
+    faster than that. One that does not fit or does not complete is refuted.
     """
 
     def train(choice: Choice, role: str) -> VerificationRun:
@@ -64,12 +64,12 @@ def verify(
         return VerificationRun(trial, result)
 
     def speed(one: VerificationRun) -> float:
-        return speed_of(one.trial.choice, trials, [*extra, one.trial])
+        return speed_of(one.trial.choice, [*runs, one.trial])
 
     tried: list[VerificationRun] = []
-    fitting = [dict(trial.choice) for trial in one_per_configuration(trials) if trial.fits]
-    for choice in sorted(fitting, key=lambda choice: speed_of(choice, trials, extra), reverse=True):
-        if any(speed(one) >= speed_of(choice, trials, extra) for one in tried if one.trial.fits):
+    fitting = [dict(trial.choice) for trial in one_per_configuration(trials_in(runs)) if trial.fits]
+    for choice in sorted(fitting, key=lambda choice: speed_of(choice, runs), reverse=True):
+        if any(speed(one) >= speed_of(choice, runs) for one in tried if one.trial.fits):
             break
         tried.append(train(choice, ANSWER))
     if not tried:
@@ -79,21 +79,21 @@ def verify(
     choice = dict(answer.trial.choice)
     wanted = _plain(problem, choice, baseline(choice)) if completed else None
     plain = next((one for one in completed if one.trial.choice == wanted), None)
-    runs = tried
+    again = tried
     if plain is None and wanted is not None:
         plain = train(wanted, PLAIN)
-        runs = [*tried, plain]
+        again = [*tried, plain]
     own = answer.trial.tokens_per_second if answer.trial.fits else None
-    was_slowed = own is not None and is_slowed(own, speeds(choice, trials, extra))
-    found = _verification(problem, answer, plain, runs, was_slowed)
+    was_slowed = own is not None and is_slowed(own, speeds(choice, runs))
+    found = _verification(problem, answer, plain, again, was_slowed)
     if plain is None or found.same_training is not False:
         return found
-    again = train(dict(plain.trial.choice), PLAIN)  # it may be that no two runs agree, as without a seed
+    repeated = train(dict(plain.trial.choice), PLAIN)  # it may be that no two runs agree, as without a seed
     return replace(
         found,
-        repeat_difference=_compared(again, plain).get("max_loss_difference"),
-        runs=(*found.runs, again.trial),
-        seconds_measured=found.seconds_measured + again.result.seconds_total,
+        repeat_difference=_compared(repeated, plain).get("max_loss_difference"),
+        runs=(*found.runs, repeated.trial),
+        seconds_measured=found.seconds_measured + repeated.result.seconds_total,
     )
 
 
