@@ -238,7 +238,10 @@ def _card_plan(
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
     breakdown = next((breakdowns.get(number) for number, row in rows.items() if row is best), None)
-    return replace(card, breakdown=breakdown, reasons=_reasons(card, [breakdowns.get(n) for n in sorted(rows)]))
+    reasons: tuple[str, ...] = ()
+    if card.recommended is not None:
+        reasons = reasons_for(card.recommended, ordered, [breakdowns.get(n) for n in sorted(rows)], default_values())
+    return replace(card, breakdown=breakdown, reasons=reasons)
 
 
 def _outcomes(
@@ -264,13 +267,6 @@ def _outcomes(
         for num_done, outcome in enumerate(outcomes, start=1):
             yield outcome
             advance(1, "" if total else f"{num_done} done")
-
-
-def _reasons(card: CardPlan, breakdowns: list[Breakdown | None]) -> tuple[str, ...]:
-    """Return why the recommended configuration is not the default one; nothing if none is recommended."""
-    if card.recommended is None:
-        return ()
-    return reasons_for(card.recommended, card.rows, breakdowns, default_values())
 
 
 def _lengths_note(experiment: Experiment) -> str | None:

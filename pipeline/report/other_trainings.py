@@ -91,22 +91,15 @@ def _pairs(row: Row, reference: Row) -> list[tuple[float, float]]:
 
 def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: Sequence[Row]) -> Plot:
     """Return the losses of a reference and of others, and their differences from its own."""
-    pairs = {row.name: _pairs(row, reference) for row in (reference, *compared)}
-    num_steps = max(len(pairs[row.name]) for row in compared)
-    losses = {one: [own for own, _ in pairs[one]][:num_steps] for one in pairs}
-    differences = {one: [own - other for own, other in pairs[one]][:num_steps] for one in pairs}
+    num_steps, numbers = max(len(_pairs(row, reference)) for row in compared), colour_numbers(rows)
+    losses: dict[str, list[tuple[float, float | None]]] = {}
+    differences: dict[str, list[tuple[float, float | None]]] = {}
+    for row in (reference, *compared):
+        pairs = list(enumerate(_pairs(row, reference)[:num_steps], 1))
+        losses[row.name] = [(step, own) for step, (own, _) in pairs]
+        differences[row.name] = [(step, own - other) for step, (own, other) in pairs]
     panels = (
-        curves(
-            "loss in the first steps",
-            {one: list(enumerate(losses[one], 1)) for one in losses},
-            "loss",
-            colour_numbers=colour_numbers(rows),
-        ),
-        curves(
-            f"loss less that of {reference.name}",
-            {one: list(enumerate(differences[one], 1)) for one in differences},
-            "difference",
-            colour_numbers=colour_numbers(rows),
-        ),
+        curves("loss in the first steps", losses, "loss", colour_numbers=numbers),
+        curves(f"loss less that of {reference.name}", differences, "difference", colour_numbers=numbers),
     )
     return Plot(name=name, title=title, panels=panels)

@@ -176,9 +176,10 @@ class _ChildRun(Observer):
             "device": str(experiment.device),
             **{name: value for name, value in about.items() if name in ENVIRONMENT_TAGS},
             "allocator": allocator_configuration({**os.environ, **experiment.environment}),
-            **_environment_tag(experiment.environment),
             **run.labels,
         }
+        if experiment.environment:  # variables that techniques set for the run's process
+            tags["environment"] = " ".join(f"{name}={value}" for name, value in experiment.environment.items())
         manifest = _manifest(self._siblings.parent, run.name, tags)
         self._child = TrackedRun(UnsentRun.create(run.folder, manifest), self._siblings.sender)
         self._sent_at = time.monotonic()
@@ -301,11 +302,6 @@ def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | 
             job.end(status)
         finally:
             sender.close()
-
-
-def _environment_tag(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that techniques set for the run's process, as a tag."""
-    return {"environment": " ".join(f"{name}={value}" for name, value in variables.items())} if variables else {}
 
 
 def _manifest_of(run: MlflowRun, client: MlflowClient) -> Manifest:

@@ -89,8 +89,15 @@ def _sync_one(path: Path, clients: dict[str, MlflowClient], unreachable: dict[st
 
 
 def _send(run: UnsentRun, clients: dict[str, MlflowClient]) -> Exception | None:
+    """Send a run with the client of its store, which is checked once, and return the error if there is one."""
+    uri = run.manifest.uri
     try:
-        return run.send(_client(run.manifest.uri, clients))
+        if uri not in clients:
+            os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+            address = address_of(uri)
+            check_database(address)
+            clients[uri] = MlflowClient(address)
+        return run.send(clients[uri])
     except Exception as error:  # any error of a store, its driver or its network
         return error
 
@@ -99,16 +106,6 @@ def _is_abandoned(run: UnsentRun) -> bool:
     """Whether no process sends the run any more."""
     owner = run.manifest.owner
     return owner is None or is_gone(owner)
-
-
-def _client(uri: str, clients: dict[str, MlflowClient]) -> MlflowClient:
-    """Return the client of a store, checked once."""
-    if uri not in clients:
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        address = address_of(uri)
-        check_database(address)
-        clients[uri] = MlflowClient(address)
-    return clients[uri]
 
 
 def _end(run: UnsentRun) -> None:
