@@ -168,7 +168,7 @@ def test_the_overview_takes_every_outcome(kinds: tuple[str, ...]) -> None:
     assert list(comparison_frame(shown)["outcome"]) == outcomes
     console = Console(width=120, record=True, quiet=False, file=None)
     with console.capture() as capture:
-        console.print(overview_table("title", shown).to_terminal())
+        console.print(overview_table("title", shown).to_terminal(console.width))
     for row in shown:
         assert row.name in capture.get()
     assert len(notes(shown)) == sum(kind != "ok" for kind in kinds)

@@ -75,7 +75,7 @@ class Table:
         """Whether a column holds numbers, which are aligned right and sorted by value."""
         return self.frame[heading].dtype.kind in "iuf"
 
-    def to_terminal(self, width: int | None = None) -> TerminalTable:
+    def to_terminal(self, width: int) -> TerminalTable:
         """Return the table for rich, for a terminal of so many characters."""
         shown = self.lines[: self.num_in_terminal]
         places, fits = self._places(shown, width)
@@ -86,7 +86,7 @@ class Table:
         table = TerminalTable(
             title=self.title,
             title_justify="left",
-            min_width=min(len(self.title), width or len(self.title)),  # a title is wrapped at its table's width
+            min_width=min(len(self.title), width),  # a title is wrapped at its table's width
             box=box.SIMPLE_HEAD,
             show_edge=False,
             pad_edge=False,
@@ -103,7 +103,7 @@ class Table:
             table.add_row(*(Text(line[place]) for place in places))
         return table
 
-    def _places(self, shown: Sequence[Sequence[str]], width: int | None) -> tuple[list[int], bool]:
+    def _places(self, shown: Sequence[Sequence[str]], width: int) -> tuple[list[int], bool]:
         """Return the numbers of the columns for which there is room, and whether there is room for all of these.
 
         After the expendable columns those go that have one value.
@@ -119,7 +119,7 @@ class Table:
             if len(shown) > 1 and len({line[place] for line in shown}) == 1
         ]
         for name in (*self.expendable, *alike, None):
-            if width is None or sum(widths[place] for place in places) <= width:
+            if sum(widths[place] for place in places) <= width:
                 return places, True
             places = [place for place in places if self.headings[place] != name]
         return places, False
