@@ -45,7 +45,7 @@ def trained(experiment: Experiment, num_steps: int = 10) -> list[Tensor]:
     torch.manual_seed(1)
     with step.run_context():
         for _ in range(num_steps):
-            losses += backpropagate(step, window.batches, window.num_targets)
+            losses.append(backpropagate(step, window.batches, window.num_targets))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
     return [*losses, *step.trainable.module.parameters()]

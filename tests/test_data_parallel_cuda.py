@@ -13,7 +13,7 @@ CONFIGURATIONS = (
     {"precision": "bf16"},
     {"checkpointing": "every_layer", "loss_kernel": "chunked", "sequences": "grouped"},
     {"adapter": "lora", "weights": "bfloat16"},
-    {"sharding": "fsdp", "precision": "bf16"},
+    {"sharding": "fsdp", "precision": "bf16", "micro_batch_size": 1},  # four passes, of which a prediction runs two
     {"sharding": "fsdp", "sharded_accumulation": False, "reshard_after_forward": False, "checkpointing": "every_layer"},
     {"sharding": "fsdp", "sharding_replicas": 2, "world_size": 4, "micro_batch_size": 1},
     {"sharding": "fsdp", "sharded_offloading": True, "precision": "bf16"},

@@ -58,15 +58,15 @@ def test_every_collective_is_counted_to_the_byte() -> None:
     copies = sent(sharding="fsdp", sharding_replicas=2)  # which add up their parts of the gradients after the last pass
     own, among = SHARE / (RANKS - 1) * 2, "of 2"  # half of what is gathered or scattered
     assert copies.pass_work.sent_bytes == {
-        f"sent by all_gather {among}": own * BF16 * (total + layers),
-        f"sent by reduce_scatter {among}": own * FLOAT32 * total,
+        f"sent by all_gather {among} among {RANKS}": own * BF16 * (total + layers),
+        f"sent by reduce_scatter {among} among {RANKS}": own * FLOAT32 * total,
     }
     assert copies.last_pass_work.sent_bytes == {
-        f"sent by all_reduce {among} in steps of 2": 2 * own * FLOAT32 * total / 2
+        f"sent by all_reduce {among} in steps of 2 among {RANKS}": 2 * own * FLOAT32 * total / 2
     }
     halves = sent(sharding="fsdp", reshard_after_forward=2)
     assert halves.pass_work.sent_bytes[gathered] == SHARE * BF16 * total
-    assert halves.pass_work.sent_bytes[f"sent by all_gather {among}"] == BF16 * layers / 2
+    assert halves.pass_work.sent_bytes[f"sent by all_gather {among} among {RANKS}"] == BF16 * layers / 2
 
 
 def test_what_stays_on_the_host_is_copied_both_ways_and_updated_there() -> None:
@@ -136,12 +136,16 @@ def test_a_group_of_ranks_on_several_machines_sends_over_their_ports() -> None:
     links = links_of(H100)
     assert links.within == LINKS["nvlink4"] and links.between == find_link("8xinfiniband-ndr")
     slow = Links(LINKS["nvlink4"], find_link("45GB/s"))
-    assert slow.slowdown(8, 1) == slow.slowdown(2, 4) == 1  # of one machine
-    assert slow.slowdown(16, 1) == 10  # of two, alone on the ports
-    assert slow.slowdown(2, 8) == 80  # with seven other groups
-    assert slow.slowdown(8, 2) == 20  # with one other
+    assert slow.slowdown(8, 1, 16) == slow.slowdown(2, 4, 16) == slow.slowdown(3, 1, 6) == 1  # of one machine
+    assert slow.slowdown(16, 1, 16) == 10  # of two, alone on the ports
+    assert slow.slowdown(2, 8, 16) == 80  # with seven other groups
+    assert slow.slowdown(8, 2, 16) == 20  # with one other
+    assert slow.slowdown(3, 1, 12) == 10  # the third of four groups is on both machines
+    assert slow.slowdown(3, 1, 24) == 20  # the second machine has parts of two
+    rack = links_of(find_card("gb200"))
+    assert (rack.gpus_per_machine, rack.gpus_per_host) == (72, 4) and rack.slowdown(72, 1, 72) == 1
     fast = Links(find_link("10GB/s"), find_link("45GB/s"))
-    assert fast.slowdown(16, 1) == 1  # as slow as its slowest part
+    assert fast.slowdown(16, 1, 16) == 1  # as slow as its slowest part
 
 
 def link_of_card(name: str) -> Link:

@@ -34,7 +34,6 @@ from pipeline.data._support.sequences import DynamicallyPaddedSequences
 from pipeline.memory.device import find_device, hardware_of, num_cores, total_bytes
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.models._support.tasks import OF_PAIRS
-from pipeline.simulation.communicators import note_on_communicators
 
 AUTO_MODEL = {"cuda": "gpt2", "cpu": "gpt2-nano"}
 """The model for `model: auto` on each kind of device."""
@@ -154,10 +153,12 @@ class Experiment:
                 f"sequences={self.settings.sequences}: predicted for the longest micro-batch; as lengths vary, CUDA's "
                 "allocator reserves more, and within a tight budget can run out of memory later"
             )
-        if kind == "cuda" and self.world_size > 1:
-            note = note_on_communicators(1 + sum(each.num_groups(self.settings) for each in self.techniques))
-            unseen.append(f"world_size={self.world_size}: predicted for one rank. {note}")
         return tuple(unseen)
+
+    @property
+    def num_communicators(self) -> int:
+        """The communicators of NCCL that each rank has: of all ranks, and of groups of some of them."""
+        return 1 + sum(each.num_groups(self.settings) for each in self.techniques)
 
     @property
     def budget_bytes(self) -> int | None:

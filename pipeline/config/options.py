@@ -123,7 +123,7 @@ class PlanOptions(RunOptions, total=False):
     prices: dict[str, float]
     link: str | None
     machine_link: str | None
-    gpus_per_machine: int
+    gpus_per_machine: int | None
     other_processes: str | None
     install: bool
     all: bool

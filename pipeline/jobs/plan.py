@@ -44,6 +44,7 @@ from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.predict_all import counted_causes, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
+from pipeline.simulation.links import GPUS_PER_MACHINE
 from pipeline.training.typical_step import evaluation_note, lengths_note
 
 LENGTH = "sequence_length"
@@ -130,7 +131,6 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         settings={name: value for name, value in dotted(shared.model_dump()) if name not in differing},
         environment=environment(torch.device("cpu")),
         gpu=own.gpu,
-        gpus_per_machine=own.gpus_per_machine,
     )
 
 
@@ -235,6 +235,7 @@ def _card_plan(
         notes=tuple(note for note in notes if note),
         num_configurations=None if num_seen == len(experiments) else len(experiments),
         lengths_up_to=lengths_up_to,
+        gpus_per_host=links.gpus_per_host if links else GPUS_PER_MACHINE,
     )
     best = card.recommended or min(ordered, key=lambda row: row.peak_bytes, default=None)
     breakdown = next((breakdowns.get(number) for number, row in rows.items() if row is best), None)

@@ -14,7 +14,7 @@ from pipeline.memory.device import find_device, hardware_of
 from pipeline.planning.rates import links_of
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of
-from pipeline.simulation.links import GPUS_PER_MACHINE, SEVERAL, Links, find_link
+from pipeline.simulation.links import SEVERAL, Links, find_link
 
 
 class PlanSettings(SpaceSettings):
@@ -34,8 +34,8 @@ class PlanSettings(SpaceSettings):
     machine_link: str | None = None
     """What all ports of a machine carry to others, where there are more cards than one has: 8xinfiniband-ndr, 400Gb/s,
     ...; none: those of NVIDIA's own machines with such cards, else as within a machine."""
-    gpus_per_machine: PositiveInt = GPUS_PER_MACHINE
-    """Cards of a machine, which have neighbouring numbers."""
+    gpus_per_machine: PositiveInt | None = None
+    """Cards of a machine, which have neighbouring numbers; none: 8, and 72 of GB200, whose NVLink connects a rack."""
     other_processes: str | None = None
     """Memory of each card that other processes hold, such as 1.2GiB; none: nothing."""
     install: bool = False

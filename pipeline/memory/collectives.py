@@ -6,6 +6,7 @@ sends S x (N - 1) / N of each rank, and a sum that all ranks receive twice that.
 
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 LIBRARIES = ("c10d", "_c10d_functional")
 WAITED_FOR = ", waited for"
 """End of the name of a collective that cannot overlap with the operators after it."""
-GROUP = re.compile(r" of (\d+)(?: in steps of (\d+))?")
+GROUP = re.compile(r" of (\d+)(?: in steps of (\d+))?(?: among (\d+))?")
 """What the name of a collective says of its ranks."""
 KINDS = {
     "all_reduce": ("allreduce", "all_reduce"),
@@ -24,8 +25,9 @@ KINDS = {
     "reduce_scatter": ("reduce_scatter",),
     "all_to_all": ("alltoall", "all_to_all"),
     "broadcast": ("broadcast",),
+    "send": ("send",),
 }
-"""Kinds of collectives, and how the names of their operators begin."""
+"""Kinds of collectives, with what one rank sends another, and how the names of their operators begin."""
 
 
 def find_collective(
@@ -33,8 +35,8 @@ def find_collective(
 ) -> tuple[str, int] | None:
     """Return the collective that a call of an operator is, and the bytes that this rank sends; None if it is none.
 
-    Its name has its kind, the number of ranks, their distance where they are not neighbours, and whether it is waited
-    for: `all_reduce of 2 in steps of 8, waited for`.
+    Its name has its kind, the number of ranks, their distance where they are not neighbours, the number of all ranks
+    where these are not all, and whether it is waited for: `all_reduce of 2 in steps of 8 among 16, waited for`.
     """
     kind = _kind(operator)
     if kind is None:
@@ -42,20 +44,24 @@ def find_collective(
     values = {argument.name: value for argument, value in zip(operator._schema.arguments, args, strict=False)}
     values |= kwargs
     ranks = _ranks(values)
+    if kind == "send":
+        ranks = [dist.get_rank(), ranks[values["dst"]]]
     num_ranks = len(ranks)
     whole_bytes = max(map(num_bytes, (*values.values(), result)))  # the others are a part of it
     times = 2 if kind == "all_reduce" else 1
     step = (max(ranks) - min(ranks)) // max(1, num_ranks - 1)
     steps = f" in steps of {step}" if step > 1 else ""
-    name = f"{kind} of {num_ranks}{steps}{'' if _can_overlap(values) else WAITED_FOR}"
-    return name, times * whole_bytes * (num_ranks - 1) // num_ranks
+    among = f" among {dist.get_world_size()}" if num_ranks < dist.get_world_size() else ""
+    name = f"{kind} of {num_ranks}{steps}{among}{'' if _can_overlap(values) else WAITED_FOR}"
+    share = 1 if kind == "send" else Fraction(num_ranks - 1, num_ranks)
+    return name, int(times * whole_bytes * share)
 
 
-def group_of(name: str) -> tuple[int, int]:
-    """Return the number of ranks of a collective by its name, and the distance between neighbours of them."""
+def group_of(name: str) -> tuple[int, int, int]:
+    """Return the ranks of a collective by its name: how many, how far neighbours are apart, and all of the training."""
     found = GROUP.search(name)
     assert found is not None
-    return int(found[1]), int(found[2] or 1)
+    return int(found[1]), int(found[2] or 1), int(found[3] or found[1])
 
 
 @cache

@@ -66,7 +66,7 @@ class Work:
     run under the mode that keeps attention's results: each of the two makes torch call Python."""
     sent_bytes: Mapping[str, float] = field(default_factory=dict)
     """Bytes that a rank sends to others, by collective and group of ranks: `sent by all_gather of 8`; `of 2 in steps of
-    8` are ranks 0 and 8.
+    8 among 16` are ranks 0 and 8 of 16.
 
     Those of a collective for which the operators after it wait, so that it cannot overlap, end in `, waited for`.
     """

@@ -130,6 +130,8 @@ class CardPlan:
     """Where the plan has several; None for that of the plan."""
     num_cards: int = 1
     """Cards of the machine."""
+    gpus_per_host: int = GPUS_PER_MACHINE
+    """More cards that train together are in several computers."""
     price_per_hour: float | None = None
     """Of all its cards, where the user has given one."""
     kind: str | None = None
@@ -181,8 +183,6 @@ class PlanFindings:
     environment: Mapping[str, str]
     gpu: str = "auto"
     """The cards as they were asked for."""
-    gpus_per_machine: int = GPUS_PER_MACHINE
-    """More cards that train together are on several machines."""
     command: str | None = None
     """What goes on from the plan on a machine with the card; None: the run of the recommended configuration."""
 

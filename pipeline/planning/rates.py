@@ -21,7 +21,7 @@ from pipeline.planning.step_time import CALLS, KINDS, SENT, CostPrior
 from pipeline.prediction.cards import CARDS, model_of
 from pipeline.simulation import cards
 from pipeline.simulation.cards import Card
-from pipeline.simulation.links import GPUS_PER_MACHINE, Link, Links, link_between, link_of
+from pipeline.simulation.links import Link, Links, link_between, link_of
 
 TERA, GIGA = 1e12, 1e9
 LAUNCH_SECONDS = 10e-6
@@ -159,11 +159,18 @@ def links_of(
     hardware: Hardware,
     within: Link | None = None,
     between: Link | None = None,
-    gpus_per_machine: int = GPUS_PER_MACHINE,
+    gpus_per_machine: int | None = None,
 ) -> Links:
     """Return what connects several cards of a model, where it is not given: what the tables have for such a card."""
     card = cards.CARDS[_similar(hardware)]
-    return Links(within or link_of(card), between or link_between(card, gpus_per_machine), gpus_per_machine)
+    own = link_of(card)
+    num_gpus = gpus_per_machine or own.gpus
+    return Links(
+        within=within or own,
+        between=between or link_between(card, num_gpus),
+        gpus_per_machine=num_gpus,
+        gpus_per_host=gpus_per_machine or own.gpus // own.hosts,
+    )
 
 
 def note_on_links(links: Links, world_size: int) -> str:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
+from pipeline.simulation.communicators import note_on_communicators
 
 SUPPORTED = "2.9 to 2.15"
 """The versions of torch that pyproject.toml allows: predictions know what each of them allocates."""
@@ -49,7 +50,13 @@ def replaced(owner: Any, name: str, replacement: Any) -> AbstractContextManager[
 
 def not_predicted(experiments: Iterable[Experiment], kind: str) -> tuple[str, ...]:
     """Return what predictions of memory on a device of this kind do not see, a sentence each."""
+    experiments = list(experiments)
     sentences = [sentence for one in experiments for sentence in one.not_predicted(kind)]
+    several = [one for one in experiments if one.world_size > 1]
+    if kind == "cuda" and several:
+        sizes = ", ".join(map(str, sorted({one.world_size for one in several})))
+        note = note_on_communicators({one.num_communicators for one in several})
+        sentences.append(f"world_size={sizes}: predicted for one rank. {note}")
     source = find_spec("transformers.masking_utils")
     if source is None or f"def {DOCUMENTS}(" not in Path(str(source.origin)).read_text():
         sentences.append(

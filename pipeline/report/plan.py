@@ -140,7 +140,7 @@ def _command_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> str
 
 
 def _num_machines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> int:
-    return math.ceil(int(_settings_on(card, best, findings)["world_size"]) / findings.gpus_per_machine)
+    return math.ceil(int(_settings_on(card, best, findings)["world_size"]) / card.gpus_per_host)
 
 
 def _settings_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> dict[str, Any]:

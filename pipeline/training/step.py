@@ -140,7 +140,7 @@ def optimizer_step(
     pass (`forward`), of each backward pass (`backward`) and of the step (`optimizer`).
     """
     loss_scale = step.scaler.scale(torch.ones((), device=step.device))
-    losses = backpropagate(step, window, num_targets, mark)
+    loss = backpropagate(step, window, num_targets, mark)
     with torch.no_grad():  # the scaler makes tensors of its own, which belong to no forward pass
         step.scaler.unscale_(optimizer)
     grad_norm = _clip_gradients(step, max_grad_norm)
@@ -148,14 +148,16 @@ def optimizer_step(
     step.scaler.update()
     step.zero_gradients(optimizer)
     mark("optimizer")
-    loss = torch.stack(losses).sum()
     step.ranks.add(loss)
     return StepOutput(loss, grad_norm, loss_scale)
 
 
-def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: Mark = unmarked) -> list[Tensor]:
-    """Run forward and backward passes over a window's micro-batches; return each one's share of the window's loss."""
-    losses = []
+def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: Mark = unmarked) -> Tensor:
+    """Run forward and backward passes over a window's micro-batches; return the sum of their losses, in float32.
+
+    It is added up pass by pass, so that further passes need no memory of their own.
+    """
+    total: Tensor | None = None
     for number, batch in enumerate(window):
         batch = {name: tensor.to(step.device, non_blocking=True) for name, tensor in batch.items()}
         is_last = number == len(window) - 1
@@ -163,10 +165,12 @@ def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: M
             loss = step.trainable.loss(step.trainable.module, batch, num_targets)
         mark("forward")
         step.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
-        del loss  # its graph holds inputs that require gradients of their own, such as those of a frozen embedding
+        share = loss.detach().float()
+        total = share if total is None else total + share
+        del loss, share  # whose graph holds inputs with gradients of their own, such as those of a frozen embedding
         mark("backward")
-    return losses
+    assert total is not None  # a window has a micro-batch
+    return total
 
 
 @torch.no_grad()

@@ -346,7 +346,7 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
             'of them is unknown (torch.distributed\'s backend "fake").'
         )
         if num_communicators := _num_communicators(run):
-            found.append(note_on_communicators(num_communicators))
+            found.append(note_on_communicators([num_communicators]))
     assumed = sorted({name for process in run.processes for name in process.assumed_bytes})
     if assumed:
         found.append(f"Sizes of workspaces that only NVIDIA's libraries know are assumed: {_some(assumed)}.")
