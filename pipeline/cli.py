@@ -412,7 +412,8 @@ def _decoded(kind: "type[Settings]", name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        example = "[32, 64]" if get_origin(_field(kind, name).annotation) is list else '{"precision": ["fp32", "bf16"]}'
+        described = re.search(r"\[.*?\]|\{.*?\}", str(_field(kind, name).description))
+        example = described[0] if described else '{"precision": ["fp32", "bf16"]}'
         raise InvalidInputError(
             f"{name} must be JSON, and is {text!r} ({error}); write --{name} '{example}'"
         ) from error
