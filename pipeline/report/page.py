@@ -38,7 +38,7 @@ class Advice:
     text: str
     evidence: str
     """The measurement that supports it."""
-    setting: str | None
+    setting: str | None = None
     """The settings to change, with their values, as in `name=value, name=value`; None if none helps."""
     command: str | None = None
     """The command that tries them, which the report adds."""

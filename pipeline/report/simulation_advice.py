@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pipeline.base.units import MIB
 from pipeline.prediction.commands.simulation import Simulation, Verdict
-from pipeline.report.page import Suggestion
+from pipeline.report.page import Advice
 
 LARGE_PERCENT = 20.0
 """Share of the peak from which it is worth to reduce a part of it."""
@@ -22,7 +22,7 @@ PARTS: Mapping[tuple[str, ...], str] = {
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-def suggestions(simulation: Simulation, command: str | None, on_larger: str | None) -> tuple[Suggestion, ...]:
+def suggestions(simulation: Simulation, command: str | None, on_larger: str | None) -> tuple[Advice, ...]:
     """Return what to try, the largest part of the peak first.
 
     `command` simulates it again, and `on_larger` on the smallest card that has the memory; None if Python called it.
@@ -32,10 +32,9 @@ def suggestions(simulation: Simulation, command: str | None, on_larger: str | No
     peak = simulation.largest.peak
     sizes = {text: sum(peak.category_bytes.get(name, 0) for name in names) for names, text in PARTS.items()}
     found = [
-        Suggestion(
+        Advice(
             text=text,
             evidence=f"{size / MIB:,.0f} MiB, {100 * size / peak.peak_bytes:.0f} % of the peak",
-            command=None,
         )
         for text, size in sorted(sizes.items(), key=lambda pair: -pair[1])
         if 100 * size >= LARGE_PERCENT * peak.peak_bytes
@@ -44,9 +43,9 @@ def suggestions(simulation: Simulation, command: str | None, on_larger: str | No
     if plain is not None and expandable is not None and expandable < plain:
         text = "Segments of the allocator that can grow leave less memory unused."
         less = f"{(plain - expandable) / MIB:,.0f} MiB less"
-        found.append(Suggestion(text=text, evidence=less, command=command and f"{EXPANDABLE} {command}"))
+        found.append(Advice(text=text, evidence=less, command=command and f"{EXPANDABLE} {command}"))
     if simulation.verdict is Verdict.DOES_NOT_FIT and plain is not None and simulation.cards_that_fit:
         text = f"{simulation.cards_that_fit[0]} has enough memory for the command as it is."
         evidence = f"it runs on {plain / MIB:,.0f} MiB"
-        found.append(Suggestion(text=text, evidence=evidence, command=on_larger))
+        found.append(Advice(text=text, evidence=evidence, command=on_larger))
     return tuple(found)
