@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
@@ -43,15 +44,18 @@ if TYPE_CHECKING:
 
 WIDTH_OF_FILES = 100
 """Columns of the tables where the output is no terminal."""
-HELP, HELP_ALL = ("-h", "--help"), "--help-all"
-"""Words that ask for the settings that most people set, and for all."""
+HELP, HELP_ALL, VERSION = ("-h", "--help"), "--help-all", "--version"
+"""Words that ask for the settings that most people set, for all, and for Fitproof's version."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
-    if not words or words[0] in (*HELP, HELP_ALL):
+    if not words or words[0] in (*HELP, HELP_ALL, "help"):
         print(usage())  # noqa: T201
+        return 0
+    if words[0] == VERSION:
+        print(f"fitproof {version('fitproof')}")  # noqa: T201
         return 0
     entry, *rest = (*ALIASES.get(words[0], (words[0],)), *words[1:])
     try:
@@ -408,7 +412,8 @@ def _decoded(kind: "type[Settings]", name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        example = "[32, 64]" if get_origin(_field(kind, name).annotation) is list else '{"precision": ["fp32", "bf16"]}'
+        described = re.search(r"\[.*?\]|\{.*?\}", str(_field(kind, name).description))
+        example = described[0] if described else '{"precision": ["fp32", "bf16"]}'
         raise InvalidInputError(
             f"{name} must be JSON, and is {text!r} ({error}); write --{name} '{example}'"
         ) from error

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -160,10 +161,16 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     assert main(["main", "--corpus", "text_files", "--text_files.path", str(file)]) == 2
 
 
-def test_help_without_an_entry_point_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+@pytest.mark.parametrize("words", [[], ["--help"], ["help"]])
+def test_help_without_an_entry_point_lists_them(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {name} " in out for name in ("main", "accumulation", "search"))
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fitproof {version('fitproof')}\n"
 
 
 def test_a_file_in_place_of_the_output_folder_is_refused(tmp_path: Path) -> None:

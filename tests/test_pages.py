@@ -103,7 +103,7 @@ def search_findings() -> SearchFindings:
         rows=rows,
         certificate=certificate,
         verification=verification,
-        settings={"model": "gpt2-nano"},
+        settings={"model": "gpt2-nano", "sequence_length": 1024},
         environment={"torch": "2"},
         seconds={"predicting": 2.0, "trials": 3.0, "verification": 1.0, "overhead": 0.5},
     )
@@ -369,6 +369,7 @@ def test_a_page_leads_to_its_run_its_files_its_terms_and_the_answers_settings(sh
     (tmp_path / "trial 1").mkdir()
     source = Source(folder=tmp_path, uri="sqlite:////store/mlflow.db", experiment_id="7", run_id="abc")
     page = shown(search_findings(), source=source)
+    assert "gpt2-nano, sequences of 1,024 tokens" in page.title() and page.title() != page.locator("h1").inner_text()
     run = page.get_by_role("link", name="MLflow run")
     assert run.get_attribute("href") == "http://127.0.0.1:5000/#/experiments/7/runs/abc"
     assert (

@@ -224,6 +224,17 @@ def test_a_heat_map_has_a_control_for_each_dimension_beside_its_axes_and_the_bud
     assert [one["name"] for one in alone.to_spec()["params"]] == ["budget", "marked"]
 
 
+def test_a_heat_map_of_a_part_of_a_space_has_the_axes_that_show_the_most() -> None:
+    start = {"micro_batch_size": 8, "checkpointing": "none", "precision": "bf16", "loss_kernel": "full"}
+    others = [{"loss_kernel": "chunked"}, {"loss_kernel": "chunked", "checkpointing": "every_layer"}]
+    far = {"micro_batch_size": 4, "precision": "fp32", "loss_kernel": "chunked"}
+    rows = tuple(row(8, 1.0 + number, **{**start, **other}) for number, other in enumerate([{}, *others, far]))
+    card = CardPlan(card="T4", budget_bytes=9 * MIB, rows=rows, skipped=(), breakdown=None)
+    plot = fit_plot("fit", card, 100)
+    assert "by loss_kernel and checkpointing: " in plot.panels[0].title
+    assert plot.given == "micro-batch 8, precision bf16"
+
+
 def test_a_heat_map_shows_the_fastest_combinations_of_a_large_plan() -> None:
     rows = tuple(
         row(8, seconds, micro_batch_size=size, checkpointing="none", precision=name)

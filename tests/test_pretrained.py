@@ -204,10 +204,7 @@ def hub(sharded: Path) -> Iterator[str]:
     [
         ("gated/model", ("log in with `hf auth login` or the variable HF_TOKEN", "gated")),
         ("closed/model", ("log in with `hf auth login` or the variable HF_TOKEN", "closed/model")),
-        (
-            "absent/model",
-            ("check the network and the name, or give a local folder", "absent/model"),
-        ),  # after 45 s of the library's own tries
+        ("absent/model", ("check the network and the name, or give a local folder", "absent/model")),
         ("open/model", ("every shard that model.safetensors.index.json names must be there", "open/model has no")),
     ],
 )
@@ -233,4 +230,4 @@ def test_a_model_of_the_hub_that_cannot_be_read_is_refused(
     assert done.returncode == 2, done.stderr
     text = " ".join(done.stderr.split())
     assert all(word in text for word in words), text
-    assert "Traceback" not in text and not (tmp_path / "runs").exists()
+    assert "Traceback" not in text and "Retrying" not in text and not (tmp_path / "runs").exists()

@@ -113,6 +113,10 @@ def test_a_script_that_does_not_fit_ends_with_the_line_that_asked_for_too_much(p
     less = r"With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True [\d,]+ MiB are enough, [\d,]+ MiB less\."
     said = " ".join(answer.split())
     assert re.search(rf"none that Fitproof knows\. {less} This is of torch .*defaults\.", said)
+    [page] = project.folder.glob("runs/*-simulate-*/report.html")
+    _, advice = page.read_text().split("<h2>what to try</h2>")
+    assert advice.index("Gradient checkpointing keeps fewer activations") < advice.index("<h2>memory</h2>")
+    assert 'data-copied="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fitproof simulate --gpu rtx4090' in advice
 
 
 @needs_cuda_build

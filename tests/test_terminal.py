@@ -42,12 +42,14 @@ def test_no_number_is_parted_from_its_unit(words: list[str], width: int) -> None
 def test_long_work_is_said_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.jobs.progress_bar.SECONDS_BETWEEN_LINES", (0.3,))
     out = io.StringIO()
-    with listening(ProgressBar(Console(file=out))), progress("predicting 8 configurations", 8) as advance:
+    listener = ProgressBar(Console(file=out, width=len("predicting 8 configurations: 25% done, about 6")))
+    with listening(listener), progress("predicting 8 configurations", 8) as advance:
         advance(2)
         time.sleep(2.2)
-    first, second, *_ = out.getvalue().splitlines()
+    first, second, third, *_ = out.getvalue().splitlines()
     assert first == "predicting 8 configurations ..."
-    assert re.fullmatch(r"predicting 8 configurations: 25% done, about \d s left", second)
+    assert second == "predicting 8 configurations: 25% done, about"
+    assert re.fullmatch(r"\d s left", third)
 
 
 @pytest.mark.quick

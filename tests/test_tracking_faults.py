@@ -91,7 +91,7 @@ def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(arti
     [job] = (project.folder / "runs").iterdir()
     for run, folder, names in [
         (parent, job, ("comparison.csv", "environment.json")),
-        (child, job / "fp32", ("config.yaml", "result.json")),
+        (child, job / "gpt2-nano", ("config.yaml", "result.json")),
     ]:
         stored = artifact_disk / run.info.experiment_id / run.info.run_id / "artifacts"
         assert [(stored / name).read_bytes() for name in names] == [(folder / name).read_bytes() for name in names]

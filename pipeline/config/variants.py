@@ -1,7 +1,7 @@
 """An entry point's YAML with the user's overrides -> its variants, all checked before the first one runs."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -158,8 +158,12 @@ def load_single(entry: str, given: Mapping[str, Any]) -> EntryPoint:
     variant = _variant(config.stem, merged(nested(values), overrides), entry)
     if variant.skipped:
         raise InvalidInputError(variant.skipped)
+    what = str(config)
+    if config == kind.model_fields["config"].default:  # which says nothing of what is trained
+        name = Path(variant.experiment.settings.model).name
+        variant, what = replace(variant, name=name), f"training {name}"
     comparisons = (Comparison("single", variant.name, (variant,)),)
-    return EntryPoint(entry, f"What does {config} cost?", comparisons, **saving)
+    return EntryPoint(entry, f"What does {what} cost?", comparisons, **saving)
 
 
 def read_config(file: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import write_atomically
 from pipeline.base.units import MIB, parse_budget
+from pipeline.jobs.printing import say
 from pipeline.jobs.simulate import (
     EXIT_CODE_DOES_NOT_FIT,
     SimulatedCommandSettings,
@@ -61,7 +63,7 @@ def check(settings: CheckSettings, console: Console) -> int:
     allowed = _allowed(settings, is_limited=bool(limits))
     with nullcontext() if settings.answer == "text" else stdout_to_stderr():
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-            found = run_simulation(settings, Path(folder), lambda text: console.print(text, highlight=False))
+            found = run_simulation(settings, Path(folder), partial(say, console))
         checked = check_memory(found, settings.command, limits, allowed)
         if settings.update and settings.baseline is not None:
             is_accepted = checked.verdict is CheckVerdict.PASSED

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +17,7 @@ from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.settings import RunSettings, validate
+from pipeline.jobs.printing import say
 from pipeline.jobs.simulate import (
     EXIT_CODE_DOES_NOT_FIT,
     SimulatedCommandSettings,
@@ -118,7 +120,7 @@ def _show(messages: Messages, console: Console) -> None:
         console.print(f"The log has {messages.num_messages} out-of-memory messages; {of} is explained.")
     for message in messages.first:
         rank = "" if message.rank is None or len(messages.first) == 1 else f"Rank {message.rank}: "
-        console.print(rank + " ".join(sentences(message)), highlight=False)
+        say(console, rank + " ".join(sentences(message)))
 
 
 def _of_command(settings: ExplainSettings, messages: Messages, console: Console) -> "Explanation | None":
@@ -149,7 +151,7 @@ def _of_command(settings: ExplainSettings, messages: Messages, console: Console)
                 levers,
                 (message, messages.num_messages),
                 Path(folder),
-                lambda text: console.print(text, highlight=False),
+                partial(say, console),
                 may_need_values=settings.values == "auto",
             )
         publish(found, job, console)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pipeline.base.progress import Listener
+from pipeline.jobs.printing import say
 
 SECONDS_WITHOUT = 1.0
 """Work that is over by then shows nothing."""
@@ -104,7 +105,7 @@ class ProgressBar(Listener):
         if piece.seconds < piece.due:
             return
         if not self._has_bars:
-            self._console.print(piece.line(), style="dim", highlight=False)
+            say(self._console, piece.line(), "dim")
             piece.due = piece.seconds + SECONDS_BETWEEN_LINES[min(piece.num_lines, len(SECONDS_BETWEEN_LINES) - 1)]
             piece.num_lines += 1
             return

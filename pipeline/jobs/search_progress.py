@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pipeline.base.results import Result, StepRecord
 from pipeline.base.units import MIB
+from pipeline.jobs.printing import say
 from pipeline.jobs.session_clock import TRIALS, VERIFICATION, SessionClock
 from pipeline.runtime.observer import Run
 from pipeline.searching.certificate import at_most
@@ -165,4 +166,4 @@ class SearchProgress(SearchObserver):
         return Group(*lines, self._bar)
 
     def _print(self, line: str) -> None:
-        self._console.print(line, style="dim", highlight=False)
+        say(self._console, line, "dim")

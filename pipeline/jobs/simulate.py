@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -92,6 +93,7 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
 
 def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation":
     wanted = wanted_run(settings)
+    from pipeline.jobs.printing import say
     from pipeline.jobs.publish import publish
     from pipeline.tracking.job import open_job
 
@@ -99,7 +101,7 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation
         names = ("gpu", "gpus", "world_size", "rank", "ranks", "command", "steps")
         job.params({name: getattr(settings, name) for name in names})
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-            found = run_simulation(settings, Path(folder), lambda text: console.print(text, highlight=False))
+            found = run_simulation(settings, Path(folder), partial(say, console))
             for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
                 job.file(snapshot.name, snapshot.read_bytes())
         publish(found, job, console)

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from pipeline.base.contracts import Settings
 from pipeline.config.settings import RunSettings
+from pipeline.jobs.printing import say
 from pipeline.jobs.search_progress import lost_line
 from pipeline.runtime.fork_server import start_server
 from pipeline.searching.candidates import not_predicted_notes
@@ -42,10 +43,10 @@ class _Lines(SearchObserver):
         self._console, self._lost = console, lost
 
     def trial(self, name: str, trial: Trial) -> None:
-        self._console.print(f"{name}: {trial.summary}", highlight=False, soft_wrap=True)
+        say(self._console, f"{name}: {trial.summary}")
 
     def lost(self, number: int, is_measured_again: bool) -> None:
-        self._console.print(lost_line(number, is_measured_again), highlight=False)
+        say(self._console, lost_line(number, is_measured_again))
         self._lost(number)
 
 
@@ -64,7 +65,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     workers = local_workers(problem, settings.workers)
     sampler = make_sampler(problem)
     for note in not_predicted_notes(sampler.candidates) if sampler else ():
-        console.print(note, style="yellow", highlight=False)
+        say(console, note, "yellow")
     study = StoredStudy(
         settings.storage, settings.study, problem.directions, problem.identity, problem.settings.worker_timeout
     )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
 import altair as alt
 
@@ -25,7 +26,7 @@ from pipeline.report.plot import (
 from pipeline.searching.results import front_of, heading, label
 
 AXES = ("micro_batch_size", "checkpointing")
-"""The dimensions along the axes of a heat map; the others are its controls."""
+"""The dimensions along the axes of a heat map, if no others show more configurations."""
 NUM_STEPS = 100
 """Steps of a budget from the least to the most, at least."""
 SHARES = alt.Scale(domain=[0, 100, 100.001, 200], range=["#D6ECF9", "#56B4E9", "#F6C7A3", "#D55E00"], clamp=True)
@@ -48,7 +49,7 @@ def percent_text(row: PlannedRow) -> str:
 
 
 def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
-    """Return a heat map of micro-batch and checkpointing, and the memory of the configuration under the pointer.
+    """Return a heat map over two dimensions, and the memory of the configuration under the pointer.
 
     The other dimensions and the budget are its controls.
     """
@@ -56,13 +57,15 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     most_bytes = max(row.peak_bytes for row in rows)
     unit, unit_bytes = ("GiB", 2**30) if most_bytes >= 2**33 else ("MiB", MIB)
     start = card.recommended or min(rows, key=lambda row: row.peak_bytes)
-    sizes = sorted({row.micro_batch_size for row in rows})
-    policies = list(dict.fromkeys(written(row.choice.get("checkpointing", "")) for row in rows))
     values = {key: list(dict.fromkeys(written(row.choice[key]) for row in rows)) for key in rows[0].choice}
-    controls = [key for key in values if key not in AXES and len(values[key]) > 1]
+    varied = [key for key in values if len(values[key]) > 1]
+    across, down = _axes(rows, start, varied)
+    controls = [key for key in varied if key not in (across, down)]
+    columns = sorted({_along(row, across) for row in rows}, key=lambda value: (len(value), value))
+    lines = list(dict.fromkeys(_along(row, down) for row in rows))
     purposes = [name for name in CATEGORIES if any(row.category_bytes.get(name) for row in rows)]
     cells = [
-        {"id": number, "micro": row.micro_batch_size, "policy": policies.index(written(row.choice.get(AXES[1], "")))}
+        {"id": number, "column": _along(row, across), "line": lines.index(_along(row, down))}
         | {
             "mib": round(row.peak_bytes / MIB, 2),
             "text": f"{row.peak_bytes / unit_bytes:,.{1 if unit == 'GiB' else 0}f}",
@@ -89,16 +92,16 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         bind=alt.binding_range(min=0, max=most_mib, step=step, name=f"budget, MiB{more}"),
     )
     marked = alt.param(name="marked", value=[rows.index(start) if start is card.recommended else -1])
-    axis = names_axis(policies)
-    axis["title"] = heading(AXES[1])
-    axis["minExtent"] = names_width(policies)  # with other values of the controls other names are shown
+    axis = names_axis(lines)
+    axis["title"] = heading(down)
+    axis["minExtent"] = names_width(lines)  # with other values of the controls other names are shown
     base = (
         alt.Chart()
         .transform_filter(" && ".join(f"datum.of_{n} == of_{n}_chosen" for n in range(len(controls))) or "true")
         .transform_calculate(share="100 * datum.mib / budget")
         .encode(
-            x=alt.X("micro:O", title="micro-batch", sort=sizes, axis=alt.Axis(labelAngle=0, grid=False)),
-            y=alt.Y("policy:O", axis=axis),
+            x=alt.X("column:O", title=heading(across), sort=columns, axis=alt.Axis(labelAngle=0, grid=False)),
+            y=alt.Y("line:O", axis=axis),
             **ABOUT,
         )
     )
@@ -114,7 +117,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
         data=data(cells, "configurations"),
     ).add_params(bound, marked, *chosen)
     title = (
-        f"predicted peak in {unit}, by micro-batch and checkpointing: blue fits the budget (at first "
+        f"predicted peak in {unit}, by {heading(across)} and {heading(down)}: blue fits the budget (at first "
         f"{short(card.budget_bytes / unit_bytes)} {unit}), red does not"
     )
     title += "; green frame: start here" if card.recommended else ""
@@ -125,9 +128,29 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     if card.recommended is not None:
         where = f"start with {label(start.choice)}: {start.peak_bytes / MIB:,.1f} MiB, {speed_text(start)}."
         what_if = f"At {budget_mib:,.0f} MiB: {where} Move the budget to see where to start with another one."
-    panel = Panel(title=title, chart=chart, height=max(120, names_height(policies, 44)), what_if=what_if)
+    panel = Panel(title=title, chart=chart, height=max(120, names_height(lines, 44)), what_if=what_if)
     panels = (panel, _memory_panel(start, card, rows, purposes))
     return Plot(name=name, title=f"what fits {card.name}", given=given, panels=panels)
+
+
+def _axes(rows: Sequence[PlannedRow], start: PlannedRow, varied: Sequence[str]) -> tuple[str, str]:
+    """Return the two dimensions over which the most configurations are like `start` otherwise, long names last.
+
+    Of a space of which only the most promising part was predicted, micro-batch and checkpointing may show one alone.
+    """
+
+    def num_shown(axes: tuple[str, str]) -> int:
+        fixed = [key for key in varied if key not in axes]
+        return sum(all(row.choice[key] == start.choice[key] for key in fixed) for row in rows)
+
+    best = max([AXES, *combinations(varied, 2)], key=num_shown)
+    across, down = sorted(best, key=lambda key: max(len(_along(row, key)) for row in rows))
+    return across, down
+
+
+def _along(row: PlannedRow, key: str) -> str:
+    """Return where a configuration is along an axis."""
+    return str(row.micro_batch_size) if key == "micro_batch_size" else written(row.choice.get(key, ""))
 
 
 def _memory_panel(start: PlannedRow, card: CardPlan, rows: Sequence[PlannedRow], purposes: Sequence[str]) -> Panel:

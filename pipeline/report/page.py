@@ -27,6 +27,8 @@ OWN_UI = "http://127.0.0.1:5000"
 """Where `mlflow ui` and `make ui` serve."""
 UNIT = re.compile(r"(?<=\d) (?=(?:[MG]iB|m?s|%|x|tokens/s)(?!\w))|(?<=±) ")
 """The space between a number and its unit or sign."""
+EXPONENT = re.compile(r"(?<=\de-)(?=\d)")
+"""The place behind the minus of an exponent, where a line would end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class Advice:
     text: str
     evidence: str
     """The measurement that supports it."""
-    setting: str | None
+    setting: str | None = None
     """The settings to change, with their values, as in `name=value, name=value`; None if none helps."""
     command: str | None = None
     """The command that tries them, which the report adds."""
@@ -132,6 +134,14 @@ class Report:
     """Whether that is the command that was given, which the terminal need not show again."""
 
     @property
+    def subject(self) -> str:
+        """What is trained, with the length of its sequences; empty where runs differ in them."""
+        model, length = self.settings.get("model"), str(self.settings.get("sequence_length"))
+        has_tokens = length.isdigit() and self.settings.get("corpus") != "random_vectors"
+        tokens = f"sequences of {int(length):,} tokens" if has_tokens else None
+        return ", ".join(str(part) for part in (model, tokens) if part)
+
+    @property
     def plots(self) -> list[Plot]:
         """The plots of all sections."""
         return [plot for section in self.sections for plot in section.plots]
@@ -180,8 +190,8 @@ def _markdown(report: Report) -> str:
 
 
 def sentence(text: str) -> Markup:
-    """Return a text as HTML: no line ends between a number and its unit, and what is between backticks is code."""
-    escaped = str(escape(UNIT.sub("\N{NO-BREAK SPACE}", text)))
+    """Return a text as HTML: no line ends in a number or before its unit, and what is between backticks is code."""
+    escaped = str(escape(EXPONENT.sub("\N{WORD JOINER}", UNIT.sub("\N{NO-BREAK SPACE}", text))))
     return Markup(re.sub("`([^`]+)`", lambda found: code(Markup(found[1])), escaped))  # noqa: S704
 
 

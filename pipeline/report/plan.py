@@ -110,12 +110,13 @@ def _cheapest(cards: Sequence[CardPlan]) -> str:
 
 def _against_others(card: CardPlan, best: PlannedRow, cards: Sequence[CardPlan]) -> str:
     """Return how many times as fast a card's start is as those of other cards, after another clause."""
-    factors = [
-        f"{best.tokens_per_second / other.recommended.tokens_per_second:.1f} x that of {other.name}"
+    factors = {
+        other.name: f"{best.tokens_per_second / other.recommended.tokens_per_second:.1f}"
         for other in cards
         if other.recommended is not None and other.card != card.card
-    ]
-    return f", {' and '.join(factors)}" if factors else ""
+    }
+    shown = [f"{'about' if factor == '1.0' else f'{factor} x'} that of {name}" for name, factor in factors.items()]
+    return f", {' and '.join(shown)}" if shown else ""
 
 
 def _first(cards: Sequence[CardPlan]) -> tuple[CardPlan, PlannedRow]:

@@ -19,6 +19,7 @@ from pipeline.report.command import command_line
 from pipeline.report.course import EVENTS, course_plot
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import Plot
+from pipeline.report.simulation_advice import suggestions
 from pipeline.report.table import Table
 from pipeline.report.treemap import treemap_plot
 from pipeline.simulation.run import NO_KERNELS
@@ -40,15 +41,18 @@ def simulation_report(simulation: Simulation) -> Report:
     rank = f" as rank {simulation.rank} of {simulation.world_size}" if simulation.world_size > 1 else ""
     rank = f" as each of {simulation.world_size} ranks" if simulation.ranks else rank
     ranks = (_ranks_table(simulation),) if simulation.ranks else ()
+    larger = _command(simulation, simulation.cards_that_fit[0]) if simulation.cards_that_fit else None
+    advice = suggestions(simulation, _command(simulation, simulation.gpu), larger)
     return Report(
         entry="simulate",
         question=f"Does {_what(simulation)}{rank} fit {card}?",
         answer=answer(simulation),
         headlines=_headlines(simulation),
-        command=_command(simulation),
+        command=_command(simulation, simulation.gpu),
         command_title="Simulate it again",
         is_repeated=True,
         sections=(
+            *([Section(title="what to try", suggestions=advice)] if advice else []),
             Section(title="memory", plots=plots, notes=simulation.notes),
             Section(title="tables", tables=(*ranks, *tables, *processes)),
         ),
@@ -217,15 +221,15 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
     return tuple(found)
 
 
-def _command(simulation: Simulation) -> str | None:
-    """Return the command that simulates it again; None if Python called it."""
+def _command(simulation: Simulation, gpu: str) -> str | None:
+    """Return the command that simulates it on a card; None if Python called it."""
     if simulation.called is not None:
         return None
     defaults = {"gpus": 1, "world_size": 1, "rank": 0, "ranks": "one"}
     which = {"ranks": "all"} if simulation.ranks else {"rank": simulation.rank}
     given = {"gpus": simulation.num_cards, "world_size": simulation.world_size, **which}
     values = {name: value for name, value in given.items() if value != defaults[name]}
-    line = command_line("simulate", {"gpu": simulation.gpu, **values})
+    line = command_line("simulate", {"gpu": gpu, **values})
     return f"{line} -- {shlex.join(simulation.command)}"
 
 

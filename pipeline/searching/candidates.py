@@ -75,7 +75,8 @@ def with_predictions(
     """
     target, predicted = hardware_of(experiments[0].device), [*candidates]
     shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    with progress(f"predicting the memory of {len(shapes)} configurations", len(shapes)) as advance:
+    what = "1 configuration" if len(shapes) == 1 else f"{len(shapes)} configurations"
+    with progress(f"predicting the memory of {what}", len(shapes)) as advance:
         for number, outcome in predict_each(shapes, target, budget_bytes=budget_bytes):
             predicted[number] = _predicted(candidates[number], outcome)
             advance(1)

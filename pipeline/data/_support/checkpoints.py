@@ -2,9 +2,14 @@
 
 import json
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import nn
@@ -14,8 +19,33 @@ from pipeline.base.errors import InvalidInputError, first_line
 
 REFUSED = (401, 403)
 """HTTP status codes of a hub that refuses access."""
+SECONDS_TO_CONNECT = 5.0
+"""How long the hub may take to answer before it counts as out of reach."""
 IN_ONE_THREAD = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
 """Has transformers load weights without threads: a profiler counts what its own thread allocates alone."""
+
+
+@contextmanager
+def hub_or_cache(name: str) -> Iterator[None]:
+    """Load a model from the cache alone where the hub is out of reach: its own library tries for 45 s each time."""
+    from huggingface_hub import constants
+
+    is_offline = constants.HF_HUB_OFFLINE or (not Path(name).is_dir() and not _reaches(constants.ENDPOINT))
+    with patch.object(constants, "HF_HUB_OFFLINE", is_offline):
+        yield
+
+
+def _reaches(address: str) -> bool:
+    """Whether a server accepts connections; true where a proxy makes them."""
+    if getproxies():
+        return True
+    server = urlsplit(address)
+    port = server.port or (80 if server.scheme == "http" else 443)
+    try:
+        socket.create_connection((server.hostname, port), SECONDS_TO_CONNECT).close()
+    except OSError:
+        return False
+    return True
 
 
 def read_configuration(name: str, *, pretrained: bool) -> Any:
@@ -28,7 +58,8 @@ def read_configuration(name: str, *, pretrained: bool) -> Any:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        with hub_or_cache(name):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the configuration of {name} could not be loaded: {why_unread(error)}, or name a preset, such as gpt2, "
@@ -46,7 +77,7 @@ def module_of(auto_class: str, name: str, config: Any, *, pretrained: bool) -> n
 
     auto = getattr(transformers, auto_class)
     if pretrained:
-        with patch.dict(os.environ, IN_ONE_THREAD if _profiler_enabled() else {}):
+        with patch.dict(os.environ, IN_ONE_THREAD if _profiler_enabled() else {}), hub_or_cache(name):
             module = auto.from_pretrained(name, config=config, dtype="float32", trust_remote_code=False)
     else:
         module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
@@ -101,7 +132,7 @@ def why_unread(error: Exception) -> str:
         )
     else:
         remedy = "check the network and the name, or give a local folder"
-    return f"{first_line(error)}; {remedy}"
+    return f"{first_line(error).rstrip('.')}; {remedy}"
 
 
 def _check_shards(name: str, index: Path) -> None:
@@ -136,7 +167,8 @@ def _file(name: str, filename: str) -> Path | None:
     from transformers.utils import cached_file
 
     try:
-        found: Any = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
+        with hub_or_cache(name):
+            found: Any = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
         raise InvalidInputError(f"the weights of {name} could not be loaded: {why_unread(error)}") from error
     return None if found is None else Path(found)

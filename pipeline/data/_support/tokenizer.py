@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
-from pipeline.data._support.checkpoints import why_unread
+from pipeline.data._support.checkpoints import hub_or_cache, why_unread
 
 SEPARATOR = "<|endoftext|>"
 """The token after each document."""
@@ -93,7 +93,8 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        with hub_or_cache(name):
+            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the tokenizer of {name} could not be loaded: {why_unread(error)} with the tokenizer's files"

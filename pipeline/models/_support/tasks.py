@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.data._support.checkpoints import hub_or_cache
 
 CLASSES = {
     "ctc": "CTC",
@@ -95,7 +96,8 @@ def _on_hub(name: str) -> Path | None:
     from transformers.utils import cached_file
 
     try:
-        found: Any = cached_file(name, "config.json")
+        with hub_or_cache(name):
+            found: Any = cached_file(name, "config.json")
     except (OSError, ValueError):  # what cannot be read is refused where it is described
         return None
     return None if found is None else Path(found)
