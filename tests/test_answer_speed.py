@@ -14,7 +14,7 @@ from pipeline.cli import parse
 from pipeline.jobs.answer_values import answer_metrics
 from pipeline.report.configurations import configurations_of
 from pipeline.report.page import to_html, to_markdown
-from pipeline.report.search import NOISY, answer, ranking_table, runs_frame, search_report
+from pipeline.report.search import NOISY, answer, ranking_table, runs_table, search_report
 from pipeline.report.trial_plots import fastest_so_far
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.results import SearchFindings, Trial, best_speed
@@ -78,7 +78,7 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(findings())
 def test_the_line_of_a_configuration_and_its_runs_agree(found: SearchFindings) -> None:
-    every, ranking = runs_frame(found), ranking_table(found).frame
+    every, ranking = runs_table(found).frame, ranking_table(found).frame
     for choice, role in ((BEST, "answer"), (BASELINE, "baseline")):
         own = every[every["micro_batch_size"] == choice["micro_batch_size"]]
         [line] = ranking[ranking["micro-batch"] == choice["micro_batch_size"]].to_dict("records")

@@ -16,7 +16,7 @@ from pipeline.jobs.publish import show
 from pipeline.report.answers import answer
 from pipeline.report.comparison import (
     ComparisonFindings,
-    comparison_frame,
+    comparison_table,
     notes,
     overview_plots,
     overview_table,
@@ -165,7 +165,7 @@ def test_the_overview_takes_every_outcome(kinds: tuple[str, ...]) -> None:
     shown = rows(*kinds)
     assert all(plot.to_png().startswith(PNG) for plot in overview_plots(shown))
     outcomes = [r.result.outcome if r.result else "skipped" for r in shown]
-    assert list(comparison_frame(shown)["outcome"]) == outcomes
+    assert list(comparison_table(shown).frame["outcome"]) == outcomes
     console = Console(width=120, record=True, quiet=False, file=None)
     with console.capture() as capture:
         console.print(overview_table("title", shown).to_terminal(console.width))

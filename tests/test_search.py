@@ -26,7 +26,7 @@ from pipeline.base.units import MIB
 from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
-from pipeline.report.search import answer, ranking_table, runs_frame
+from pipeline.report.search import answer, ranking_table, runs_table
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.runtime.ownership import is_gone, this_process
 from pipeline.searching.acquisition import Rules
@@ -317,7 +317,7 @@ def test_figures_and_table_take_any_outcome(rows: list[Trial]) -> None:
     for plot in (over_time_plot(findings), parallel_plot(findings)):
         assert plot.to_png().startswith(PNG)
     assert len(ranking_table(findings).lines) == len({tuple(row.choice.values()) for row in rows})
-    assert list(runs_frame(findings)["outcome"]) == [r.outcome for r in rows]
+    assert list(runs_table(findings).frame["outcome"]) == [r.outcome for r in rows]
 
 
 def test_a_trial_that_does_not_count_is_not_the_fastest_so_far() -> None:
@@ -482,7 +482,7 @@ def test_of_a_configuration_measured_twice_one_trial_counts() -> None:
     assert list(table[""]) == ["answer", ""] and list(table["runs"]) == [3, 1] and table[NOT_COUNTED][0] == 1
     assert list(table["tokens/s"]) == pytest.approx([6000**0.5, 70.0])
     assert (table["slowest run"][0], table["fastest run"][0]) == (50.0, 80.0)
-    assert list(runs_frame(findings_with([slow, near, other, fast]))["counts"]) == [False, True, True, True]
+    assert list(runs_table(findings_with([slow, near, other, fast])).frame["counts"]) == [False, True, True, True]
     refuted = ranking_table(findings_with([fast, other, too_large])).frame
     assert list(refuted[""]) == ["answer", ""] and list(refuted["outcome"]) == ["ok", "over_budget"]
     assert [speed_of(slow.choice, rows) for rows in ([slow, fast], [near, fast], [other])] == pytest.approx(

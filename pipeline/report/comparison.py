@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import pandas as pd
-
 from pipeline.base.results import Outcome
 from pipeline.data._support.truncation import LengthBin, Truncation
 from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
@@ -152,8 +150,7 @@ def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> Sectio
         if hidden := len(rows) - len(shown(rows)):
             sentences.append(f"Charts show the baseline and the fastest: {hidden} more runs are in the table.")
         sentences += (*notes(rows), *_slowed_note(rows))
-    every = [row for rows in comparisons.values() for row in rows]
-    tables.append(file_alone("comparison", "every setting and metric", comparison_frame(every)))
+    tables.append(comparison_table([row for rows in comparisons.values() for row in rows]))
     return Section(title=f"{entry}: the runs", tables=tuple(tables), notes=tuple(sentences), plots=tuple(plots))
 
 
@@ -166,9 +163,9 @@ def overview_plots(rows: Sequence[Row], of: str = "") -> tuple[Plot, ...]:
     return (*phases_plot(rows[0], is_wide=True), over_time)
 
 
-def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return a row for each variant: its comparison, outcome, settings and metrics."""
-    return pd.DataFrame(
+def comparison_table(rows: Sequence[Row]) -> Table:
+    """Return a file with a row for each variant: its comparison, outcome, settings and metrics."""
+    lines = [
         {
             "comparison": row.comparison,
             "variant": row.name,
@@ -179,7 +176,8 @@ def comparison_frame(rows: Sequence[Row]) -> pd.DataFrame:
             **row.metrics,
         }
         for row in rows
-    )
+    ]
+    return file_alone("comparison", "every setting and metric", lines)
 
 
 def overview_table(title: str, rows: Sequence[Row]) -> Table:

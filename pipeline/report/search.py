@@ -3,8 +3,6 @@
 from functools import partial
 from typing import Any
 
-import pandas as pd
-
 from pipeline.base.units import MIB, mib
 from pipeline.config.settings import written as setting
 from pipeline.report.answer_plots import certificate_plots, contributions_plot, losses_plots, reserved_plots
@@ -227,12 +225,12 @@ def _tables(findings: SearchFindings) -> tuple[Table, ...]:
     """Return the configurations and, as files alone, every run and what was not measured."""
     certificate = findings.certificate
     unmeasured = (unmeasured_table(certificate),) if certificate is not None and certificate.unmeasured else ()
-    return (ranking_table(findings), file_alone(RUNS, "every run", runs_frame(findings)), *unmeasured)
+    return (ranking_table(findings), runs_table(findings), *unmeasured)
 
 
-def runs_frame(findings: SearchFindings) -> pd.DataFrame:
-    """Return a row for each trial and each run of a verification, with every metric."""
-    return pd.DataFrame(
+def runs_table(findings: SearchFindings) -> Table:
+    """Return a file with a row for each trial and each run of a verification, with every metric."""
+    lines = [
         {
             "run": run.name,
             **run.choice,
@@ -243,7 +241,8 @@ def runs_frame(findings: SearchFindings) -> pd.DataFrame:
             **run.metrics,
         }
         for run in findings.runs
-    )
+    ]
+    return file_alone(RUNS, "every run", lines)
 
 
 def ranking_table(findings: SearchFindings) -> Table:
@@ -320,7 +319,7 @@ def unmeasured_table(certificate: Certificate) -> Table:
         }
         for one in ordered
     ]
-    return file_alone(NEVER_RUN, "not measured", pd.DataFrame(lines))
+    return file_alone(NEVER_RUN, "not measured", lines)
 
 
 def verification_table(verification: Verification) -> Table:

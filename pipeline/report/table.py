@@ -152,9 +152,9 @@ class Table:
         return written(value)
 
 
-def file_alone(name: str, title: str, frame: pd.DataFrame) -> Table:
+def file_alone(name: str, title: str, lines: Iterable[Mapping[Any, object]]) -> Table:
     """Return a table that neither the terminal nor the page shows: it is a CSV file."""
-    return Table(name=name, title=title, frame=frame, num_in_terminal=0, num_on_page=0)
+    return Table.of(name, title, lines, num_in_terminal=0, num_on_page=0)
 
 
 def _number(value: float) -> str:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from scipy.optimize import nnls
 
 from pipeline.report.answers import readable
@@ -23,19 +23,19 @@ def section(rows: Sequence[Row]) -> Section:
     timed = [row for row in rows if "seconds_per_step" in row.metrics]
     if not timed:
         return Section(title="epoch")
-    frame = _epoch(timed)
-    without = frame["comparison"][frame[MODELLED].isna()].unique()
+    lines = _epoch(timed)
+    without = dict.fromkeys(line["comparison"] for line in lines if line[MODELLED] is None)
     note = (
         f"No model of {', '.join(map(readable, without))}: the step times of the other variants do not lie on a line "
         "in the number of forward passes within their noise, or are too few."
-        if len(without)
+        if without
         else None
     )
-    return Section(title="epoch", tables=(Table(name="epoch", title="epoch", frame=frame, note=note),))
+    return Section(title="epoch", tables=(Table.of("epoch", "epoch", lines, note=note),))
 
 
-def _epoch(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return a row for each variant, for an epoch of dataset_size sequences."""
+def _epoch(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return a line for each variant, for an epoch of dataset_size sequences."""
     lines = []
     for row in rows:
         size = row.params["effective_batch_size"]
@@ -53,7 +53,7 @@ def _epoch(rows: Sequence[Row]) -> pd.DataFrame:
                 "epoch, minutes": updates * row.metrics["seconds_per_step"] / 60,
             }
         )
-    return pd.DataFrame(lines).astype({MODELLED: float, "± %": float})
+    return lines
 
 
 def _modelled_seconds(row: Row, rows: Sequence[Row]) -> float | None:

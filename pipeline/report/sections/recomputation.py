@@ -1,11 +1,10 @@
 """Recomputation: the measured change of memory next to the theoretical one, and the number of recomputed layers."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
-import pandas as pd
 
 from pipeline.report.changes import INTERVAL, change_in_table, change_text, interval_text
 from pipeline.report.page import Section
@@ -31,23 +30,23 @@ def theory_percent(num_layers: float) -> float:
 
 def section(rows: Sequence[Row]) -> Section:
     """Return the table and the plot `depth`: changes and block forwards of each variant that checkpoints."""
-    frame = _depth(rows)
-    if not len(frame):
+    lines = _depth(rows)
+    if not lines:
         return Section(title="recomputation")
-    depths = range(1, int(frame["layers"].max()) + 3)
+    depths = range(1, max(line["layers"] for line in lines) + 3)
     theory = [{"layers": n, "memory %": theory_percent(n), "about": "1/sqrt(layers) - 1"} for n in depths]
     panels = (
-        _points(frame, "change of memory (grey: 1/sqrt(layers) - 1)", "memory %", theory),
-        _points(frame, "change of time", "time %"),
+        _points(lines, "change of memory (grey: 1/sqrt(layers) - 1)", "memory %", theory),
+        _points(lines, "change of time", "time %"),
     )
     return Section(
         title="recomputation",
-        tables=(Table(name="depth", title="change of memory and time by policy and depth", frame=frame, forms=FORMS),),
+        tables=(Table.of("depth", "change of memory and time by policy and depth", lines, forms=FORMS),),
         plots=(Plot(name="depth", title="what recomputation saves and costs", panels=panels),),
     )
 
 
-def _depth(rows: Sequence[Row]) -> pd.DataFrame:
+def _depth(rows: Sequence[Row]) -> list[dict[str, Any]]:
     baselines = {row.comparison: row for row in rows if row.is_baseline}
     lines = []
     for row in rows:
@@ -69,14 +68,14 @@ def _depth(rows: Sequence[Row]) -> pd.DataFrame:
                 "largest loss difference": row.metrics.get("max_loss_difference"),
             }
         )
-    return pd.DataFrame(lines)
+    return lines
 
 
-def _points(frame: pd.DataFrame, title: str, y: str, theory: Sequence[dict[str, Any]] = ()) -> Panel:
+def _points(variants: Sequence[dict[str, Any]], title: str, y: str, theory: Sequence[dict[str, Any]] = ()) -> Panel:
     """Return a point for each variant at its depth, over a line of `theory`."""
     lines = [
         {name: line[name] for name in ("variant", "layers", "memory %", "time %")} | {"about": _about(line)}
-        for line in frame.to_dict("records")
+        for line in variants
     ]
     names = list(dict.fromkeys(line["variant"] for line in lines))
     colours = [colour(index) for index in range(len(names))]
@@ -97,7 +96,7 @@ def _points(frame: pd.DataFrame, title: str, y: str, theory: Sequence[dict[str, 
     return Panel(title=title, chart=layered(*layers))
 
 
-def _about(line: dict[Hashable, Any]) -> str:
+def _about(line: dict[str, Any]) -> str:
     return (
         f"{line['comparison']}: {line['variant']}\n{line['layers']} layers\n"
         f"memory {line['memory %']:+.1f} %, in theory {line['theory %']:+.1f} %\ntime per step "
