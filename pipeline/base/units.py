@@ -14,6 +14,11 @@ def mib(num_bytes: int | None) -> float | None:
     return None if num_bytes is None else num_bytes / MIB
 
 
+def in_four_digits(value: float) -> str:
+    """Return a number in four digits, or all that stand before the point."""
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
 def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of a number, the smallest first."""
     return tuple(n for n in range(1, number + 1) if number % n == 0)

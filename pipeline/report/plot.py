@@ -14,6 +14,7 @@ import vl_convert
 from altair.utils.schemapi import debug_mode
 
 from pipeline.base.files import cache_folder, write_atomically
+from pipeline.base.units import in_four_digits
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 """Okabe and Ito's palette for colour-blind readers (jfly.uni-koeln.de/color), with grey for black, which a dark page
@@ -257,7 +258,7 @@ def mib_text(mib: float) -> str:
     """Return a size with its unit, in four digits or all that stand before the point."""
     if 0 < mib < LEAST_MIB:
         return f"< {LEAST_MIB} MiB"
-    return f"{mib:,.4g} MiB" if abs(mib) < 1000 else f"{mib:,.0f} MiB"
+    return f"{in_four_digits(mib)} MiB"
 
 
 def short(value: float) -> str:

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
+from pipeline.base.units import in_four_digits
 from pipeline.config.settings import written
 
 Form = str | Callable[[float], str]
@@ -146,7 +147,7 @@ class Table:
         if pd.isna(value):  # type: ignore[call-overload]
             return ""
         if isinstance(value, float):
-            form = self.forms.get(heading, _number)
+            form = self.forms.get(heading, in_four_digits)
             text = form.format(value) if isinstance(form, str) else form(value)
             return text if text.strip("+-0.") else text.lstrip("+-")  # zero has no sign
         return written(value)
@@ -155,8 +156,3 @@ class Table:
 def file_alone(name: str, title: str, lines: Iterable[Mapping[Any, object]]) -> Table:
     """Return a table that neither the terminal nor the page shows: it is a CSV file."""
     return Table.of(name, title, lines, num_in_terminal=0, num_on_page=0)
-
-
-def _number(value: float) -> str:
-    """Return a number where its column has no format of its own: in four digits, or all that stand before the point."""
-    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"

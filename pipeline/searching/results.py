@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pipeline.base.results import Outcome
-from pipeline.base.units import MIB
+from pipeline.base.units import MIB, in_four_digits
 from pipeline.config.settings import default_values, written
 from pipeline.searching.certificate import Certificate
 from pipeline.training.metrics import limited_peak_mib, speed_in, with_time
@@ -109,7 +109,7 @@ def speed_text(speed: float, unit: str) -> str:
 
 def speed_number(speed: float, unit: str) -> str:
     """Return a speed without its unit: whole tokens, and four digits of samples."""
-    return f"{speed:,.0f}" if unit == TOKENS or speed >= 1000 else f"{speed:.4g}"
+    return f"{speed:,.0f}" if unit == TOKENS else in_four_digits(speed)
 
 
 def label(choice: Mapping[str, Any]) -> str:
