@@ -1,4 +1,4 @@
-"""Memory sizes and budgets: 8GiB, 8GB, 512MiB or 80%, converted to bytes; and the sizes that divide a batch."""
+"""Sizes: memory and budgets such as 8GiB, 8GB, 512MiB or 80% in bytes, those that divide a batch, and their text."""
 
 import re
 

@@ -98,8 +98,7 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
         data=data(lines),
     )
     title = "configurations that may be faster than the answer (green), with their probability (lines: 95 % intervals)"
-    panel = Panel(title=title, chart=chart, height=names_height(names))
-    return (Plot(name="may_be_faster", title=title, panels=(panel,)),)
+    return (Panel(title=title, chart=chart, height=names_height(names)).alone("may_be_faster"),)
 
 
 def _interval(one: Configuration) -> dict[str, float]:
@@ -116,8 +115,8 @@ def losses_plots(verification: Verification) -> tuple[Plot, ...]:
         return ()
     runs = {"plain": verification.plain_losses, "answer": verification.losses}
     series = {name: list(enumerate(losses, 1)) for name, losses in runs.items()}
-    title = "losses of the answer and of the plain configuration"
-    return (Plot(name="verified_losses", title=title, panels=(curves(title, series, "loss"),)),)
+    panel = curves("losses of the answer and of the plain configuration", series, "loss")
+    return (panel.alone("verified_losses"),)
 
 
 def reserved_plots(verification: Verification, budget_bytes: int) -> tuple[Plot, ...]:
@@ -133,9 +132,5 @@ def reserved_plots(verification: Verification, budget_bytes: int) -> tuple[Plot,
     for name, limit_mib in limits_mib.items():
         if limit_mib is not None:
             series[f"{name} {limit_mib:,.0f} MiB"] = [(1, limit_mib), (len(held_mib), limit_mib)]
-    title = "reserved memory over the steps of the answer"
-    return (
-        Plot(
-            name="reserved_over_time", title=title, panels=(curves(title, series, "MiB", scale=alt.Scale(zero=True)),)
-        ),
-    )
+    panel = curves("reserved memory over the steps of the answer", series, "MiB", scale=alt.Scale(zero=True))
+    return (panel.alone("reserved_over_time"),)

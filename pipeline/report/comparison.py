@@ -158,7 +158,7 @@ def overview_plots(rows: Sequence[Row], of: str = "") -> tuple[Plot, ...]:
     """Return the losses of the comparison `of`; of a single run its memory by phase, and losses and times of steps."""
     name, losses = rows[0].comparison, losses_panel(rows, of)
     if len(rows) > 1:
-        return (Plot(name=name, title=losses.title, panels=(losses,)),)
+        return (losses.alone(name),)
     over_time = Plot(name=name, title=f"steps of {rows[0].name}", panels=(losses, seconds_panel(rows)))
     return (*phases_plot(rows[0], is_wide=True), over_time)
 

@@ -210,7 +210,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
         "95 % intervals; red: over the budget)"
     )
     panel = Panel(title=title, chart=chart, height=360, what_if=what_if)
-    return Plot(name="memory_against_throughput", title=title, panels=(panel,), is_wide=True)
+    return panel.alone("memory_against_throughput", is_wide=True)
 
 
 def _by_kind(*values: Any) -> alt.Scale:

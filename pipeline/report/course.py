@@ -48,7 +48,7 @@ def course_plot(course: StepMemory, title: str = SECOND_STEP, axis: Axis = MILLI
     moments = _moments(course, axis)
     highest = max(moments, key=lambda moment: moment["total"])
     panel = Panel(title=title, chart=_chart(course, moments, highest, axis), height=380, details=highest["details"])
-    return Plot(name="memory", title=title, panels=(panel,), is_wide=True)
+    return panel.alone("memory", is_wide=True)
 
 
 def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str, Any], axis: Axis) -> alt.LayerChart:

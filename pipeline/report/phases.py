@@ -31,4 +31,4 @@ def phases_plot(row: Row, *, is_wide: bool = False) -> tuple[Plot, ...]:
     peak_mib = row.metrics.get("peak_allocated_mib")
     title = "memory at the end of each phase of the first two optimizer steps, and the peak"
     panel = bars(title, values, "MiB", marks={} if peak_mib is None else {"peak": peak_mib})
-    return (Plot(name="phases", title=title, panels=(panel,), is_wide=is_wide),)
+    return (panel.alone("phases", is_wide=is_wide),)

@@ -106,6 +106,10 @@ class Panel:
         spec = self.chart.properties(width="container", height=self.height, autosize=fitted, description=self.title)
         return {**_dict(spec), "background": None}
 
+    def alone(self, name: str, *, is_wide: bool = False) -> "Plot":
+        """Return the plot that has this panel alone, and its title."""
+        return Plot(name=name, title=self.title, panels=(self,), is_wide=is_wide)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:

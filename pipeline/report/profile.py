@@ -208,8 +208,7 @@ def _time_plot(profile: TimeProfile) -> Plot:
     for phase, seconds in profile.phase_seconds.items():
         text = f"{short(1000 * seconds)} ms, {100 * seconds / profile.seconds_per_step:.0f} %"
         values.append(Bar(name=phase, value=1000 * seconds, shade=PHASE_COLOURS[phase], text=text))
-    title = "time in one optimizer step, by phase"
-    return Plot(name="time", title=title, panels=(bars(title, values, "ms"),))
+    return bars("time in one optimizer step, by phase", values, "ms").alone("time")
 
 
 def _time_notes(profile: TimeProfile | None) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def _plot(name: str, rows: Sequence[Row], is_one_of_several: bool) -> Plot:
     title = f"{of}against {baseline.name} ({peak_text(baseline)}, {time_text(baseline)} per sample)"
     height = max([40, *(LINE_PIXELS * len(label(row.name)) + 8 for row in rows)])
     panel = Panel(title=title, chart=_chart(rows), height=height * (len(rows) - 1))
-    return Plot(name=f"changes_{name}", title=title, panels=(panel,), is_wide=True)
+    return panel.alone(f"changes_{name}", is_wide=True)
 
 
 def _chart(rows: Sequence[Row]) -> alt.LayerChart:

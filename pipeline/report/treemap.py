@@ -99,8 +99,7 @@ def treemap_plot(
             lines.append(_corners(part) | {"category": category, "about": about})
             shade = "white" if category in DARK else "black"
             labels.append(_corners(part) | {"shade": shade} | _fitting(texts, part))
-    panel = Panel(title=title, chart=_chart(lines, labels), height=HEIGHT)
-    return Plot(name="modules", title=title, panels=(panel,), is_wide=True)
+    return Panel(title=title, chart=_chart(lines, labels), height=HEIGHT).alone("modules", is_wide=True)
 
 
 def _written(name: str, num_bytes: int) -> list[str]:

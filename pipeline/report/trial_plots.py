@@ -88,7 +88,7 @@ def over_time_plot(findings: SearchFindings) -> Plot:
         layers.append(at.mark_rule(color=colour(2), strokeDash=[6, 3]).encode(y="speed:Q", **ABOUT))
     chart = layered(*layers, data=data(lines))
     title = "trials as they came (line: the fastest so far that fits; dashed: the answer by all of its runs)"
-    return Plot(name="trials_over_time", title=title, panels=(Panel(title=title, chart=chart),))
+    return Panel(title=title, chart=chart).alone("trials_over_time")
 
 
 def fastest_so_far(ordered: Sequence[Trial], findings: SearchFindings) -> list[float | None]:
@@ -158,7 +158,7 @@ def parallel_plot(findings: SearchFindings) -> Plot:
     )
     title = "measured configurations by dimension: a line for each (red mark: the budget)"
     panel = Panel(title=title, chart=chart, height=PLACE_PIXELS * len(places))
-    return Plot(name="parallel_coordinates", title=title, panels=(panel,), is_wide=True)
+    return panel.alone("parallel_coordinates", is_wide=True)
 
 
 def _is_answer(row: Trial, best: Trial | None) -> bool:

@@ -24,8 +24,7 @@ def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     for comparison in dict.fromkeys(row.comparison for row in rows):
         shown = [row for row in rows if row.comparison == comparison]
         if any(row.steps for row in shown):
-            panel = _gradient_norms(shown, comparison.replace("_", " "))
-            plots.append(Plot(name=f"smoothness_{comparison}", title=panel.title, panels=(panel,)))
+            plots.append(_gradient_norms(shown, comparison.replace("_", " ")).alone(f"smoothness_{comparison}"))
     return tuple(plots)
 
 
