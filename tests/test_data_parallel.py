@@ -358,7 +358,7 @@ def test_gradients_stay_in_their_buckets(log: Path) -> None:
     ("settings", "message"),
     [
         ({"micro_batch_size": 8}, "set micro_batch_size to one of 1, 2, 4"),
-        ({"effective_batch_size": 9, "micro_batch_size": 3}, "set world_size to one of 1, 3, 9"),
+        ({"effective_batch_size": 9, "micro_batch_size": 3}, "multiple of 2, or world_size to one of 1, 3, 9"),
         ({"optimizer_in_backward": True, "max_grad_norm": None}, "before the ranks have added theirs"),
         ({**FSDP, "world_size": 1}, "set world_size=2 or more, or sharding=none"),
         ({**FSDP, "adapter": "qlora"}, "set adapter=lora or sharding=none"),
@@ -436,7 +436,11 @@ def test_world_size_is_searched_where_there_are_several_gpus(kind: str, count: i
     [
         ("profiling", {"world_size": "2"}, "profiling looks at one process, and world_size is 2"),
         ("main", {"world_size": "1000", "effective_batch_size": "1000"}, "world_size=1000 needs as many CPU cores"),
-        ("main", {"world_size": "2", "effective_batch_size": "3"}, "1 x 2 does not divide 3; set world_size to one"),
+        (
+            "main",
+            {"world_size": "2", "effective_batch_size": "3"},
+            "2 does not divide 3; set effective_batch_size to a multiple of 2",
+        ),
     ],
 )
 def test_commands_refuse_what_several_processes_cannot_do(

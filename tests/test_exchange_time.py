@@ -1,14 +1,19 @@
 """What ranks send: counted on a simulated card to the byte, and part of the estimated time."""
 
 import re
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from conftest import tiny
 from project import SMALL, Project
 from test_plan import table
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.memory.work import Work
+from pipeline.memory.work import Work, WorkCounter
 from pipeline.planning.rates import cost_prior, links_of
 from pipeline.planning.step_time import estimated
 from pipeline.prediction.cards import find_card
@@ -67,6 +72,31 @@ def test_every_collective_is_counted_to_the_byte() -> None:
     halves = sent(sharding="fsdp", reshard_after_forward=2)
     assert halves.pass_work.sent_bytes[gathered] == SHARE * BF16 * total
     assert halves.pass_work.sent_bytes[f"sent by all_gather {among} among {RANKS}"] == BF16 * layers / 2
+
+
+def test_what_a_stage_of_a_pipeline_sends_to_the_next_is_counted() -> None:
+    """Stages are of users' commands, whose ranks are imagined by the same backend."""
+    counter, one = WorkCounter("cuda"), torch.zeros(100)
+
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            counter.count(func, args, kwargs or {}, result, {})
+            return result
+
+    dist.init_process_group("fake", rank=1, world_size=RANKS, store=FakeStore())
+    try:
+        with Counted():
+            dist.send(one, 3)
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, one, 2), dist.P2POp(dist.irecv, one, 0)]):
+                work.wait()
+    finally:
+        dist.destroy_process_group()
+    size = one.numel() * FLOAT32
+    assert counter.take_phase().sent_bytes == {
+        f"sent by send of 2 in steps of 2 among {RANKS}": size,
+        f"sent by send of 2 among {RANKS}": size,
+    }
 
 
 def test_what_stays_on_the_host_is_copied_both_ways_and_updated_there() -> None:

@@ -109,6 +109,7 @@ def test_a_saved_training_goes_on_with_its_own_settings_and_others(project: Proj
         ({"model": "llama-nano"}, "model is gpt2-nano in {saved} and llama-nano here"),
         ({"resume": "nowhere"}, "nowhere must be a readable folder"),
         ({"resume": "damaged"}, "damaged cannot be read as one (__0_0.distcp is too short); name another"),
+        ({"resume": "experiments"}, "saved/step_100, and experiments has no config.yaml; name another"),
         ({"resume": "experiments", "config": "best.yaml"}, "resume must be a folder that save_every wrote"),
         ({"save_every": "0"}, "save_every must be greater than 0"),
     ],

@@ -151,6 +151,11 @@ def load_single(entry: str, given: Mapping[str, Any]) -> EntryPoint:
     saving = own.model_dump(exclude={"config"})
     resume = saving.get("resume")
     config = own.config if resume is None or "config" in given else resume / SAVED_CONFIG
+    if resume is not None and "config" not in given and not config.is_file():
+        raise InvalidInputError(
+            f"resume must be a folder that save_every wrote, such as runs/.../saved/step_100, and {resume} has no "
+            f"{SAVED_CONFIG}; name another"
+        )
     overrides = {name: value for name, value in given.items() if name not in kind.model_fields}
     values = read_config(config)
     if {"effective_batch_size", "micro_batch_size"} <= values.keys():

@@ -71,7 +71,7 @@ class Accumulation(Technique):
         elif effective % micro:
             raise InvalidInputError(
                 f"micro_batch_size must divide effective_batch_size: {micro} does not divide {effective}; "
-                f"take one of {_divisors(effective)}"
+                f"take one of {_divisors(effective if effective % ranks else effective // ranks)}"
             )
         elif steps is None:
             steps = max(1, effective // (micro * ranks))
@@ -118,13 +118,15 @@ class Accumulation(Technique):
         if world == 1:
             return None
         ranks, name = num_data_ranks(world, settings.tensor_parallel), data_ranks_in_settings(settings.tensor_parallel)
+        if effective % ranks:
+            return (
+                f"{name} must divide effective_batch_size: {ranks} does not divide {effective}; set "
+                f"effective_batch_size to a multiple of {ranks}, or {name} to one of {_divisors(effective)}"
+            )
         if effective % (micro * ranks):
-            remedy = f"set {name} to one of {_divisors(effective)}"
-            if effective % ranks == 0:
-                remedy = f"set micro_batch_size to one of {_divisors(effective // ranks)}"
             return (
                 f"micro_batch_size x {name} must divide effective_batch_size: {micro} x {ranks} does "
-                f"not divide {effective}; {remedy}"
+                f"not divide {effective}; set micro_batch_size to one of {_divisors(effective // ranks)}"
             )
         if settings.device not in ("auto", "cpu", "cuda", "cuda:0"):
             return (
