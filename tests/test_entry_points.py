@@ -380,6 +380,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     assert parent.data.metrics["speed/tokens_per_second"] == pytest.approx(answer.tokens_per_second)
     assert parent.data.metrics["speed/speedup"] > 0
     in_params = {name: parent.data.params[f"answer/{name}"] for name in answer.choice}
+    assert not {"micro_batch_size", "accumulation_steps"} & parent.data.params.keys()  # of no trial in particular
     assert in_params == {name: str(value) for name, value in answer.choice.items()}
     assert parent.data.metrics.get("check/bound_percent") == (
         None if bound is None else pytest.approx(100 * max(bound, gap))

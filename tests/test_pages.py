@@ -378,6 +378,7 @@ def test_a_page_leads_to_its_run_its_files_its_terms_and_the_answers_settings(sh
     assert page.locator("#files a").all_inner_texts()[2:] == ["trials.csv"]
     terms = page.locator("#terms dt").all_inner_texts()
     assert {"bound", "headroom", "not tried yet"} <= set(terms) and "held-out loss" not in terms
+    expect(page.get_by_text("What fits another card")).to_contain_text("fitproof plan --config best.yaml --gpu t4")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     copy = page.locator(".headlines").get_by_role("button", name="copy")
     copy.click()

@@ -78,7 +78,9 @@ def _measure(
     subject = f"{problem.base.title} in {problem.budget_bytes / MIB:,.0f} MiB"
     total = settings.num_trials
     with open_job("search", subject, problem.output, environment(problem.base.device)) as job, study.storage_errors():
-        job.params({**problem.params, **problem.settings.model_dump(mode="json")})
+        varied = {"accumulation_steps", *problem.space.dimensions}  # the answer's are params of their own
+        shared = {name: value for name, value in problem.params.items() if name not in varied}
+        job.params({**shared, **problem.settings.model_dump(mode="json")})
         job.tags({"device": str(problem.base.device), "study": study.name})
         study.announce(session_of(problem, study.name, job.run_id, job.tracking_uri))
         page = LivePage(job.folder, console)

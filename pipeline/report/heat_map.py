@@ -26,7 +26,9 @@ from pipeline.report.plot import (
 from pipeline.searching.results import front_of, heading, label
 
 AXES = ("micro_batch_size", "checkpointing")
-"""The dimensions along the axes of a heat map, if no others show more configurations."""
+"""The dimensions along the axes of a heat map, if they show enough configurations."""
+ENOUGH = 4
+"""Configurations that a heat map shows at first, if there are others along which it can."""
 NUM_STEPS = 100
 """Steps of a budget from the least to the most, at least."""
 SHARES = alt.Scale(domain=[0, 100, 100.001, 200], range=["#D6ECF9", "#56B4E9", "#F6C7A3", "#D55E00"], clamp=True)
@@ -134,17 +136,17 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
 
 
 def _axes(rows: Sequence[PlannedRow], start: PlannedRow, varied: Sequence[str]) -> tuple[str, str]:
-    """Return the two dimensions over which the most configurations are like `start` otherwise, long names last.
+    """Return AXES, or the two dimensions over which the most configurations are like `start`; long names go down.
 
-    Of a space of which only the most promising part was predicted, micro-batch and checkpointing may show one alone.
+    Of a space of which only the most promising part was predicted, AXES may show one configuration alone.
     """
 
     def num_shown(axes: tuple[str, str]) -> int:
         fixed = [key for key in varied if key not in axes]
         return sum(all(row.choice[key] == start.choice[key] for key in fixed) for row in rows)
 
-    best = max([AXES, *combinations(varied, 2)], key=num_shown)
-    across, down = sorted(best, key=lambda key: max(len(_along(row, key)) for row in rows))
+    best = AXES if num_shown(AXES) >= ENOUGH else max([AXES, *combinations(varied, 2)], key=num_shown)
+    across, down = sorted(best, key=lambda key: (key != AXES[0], max(len(_along(row, key)) for row in rows)))
     return across, down
 
 

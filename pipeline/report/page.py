@@ -130,6 +130,8 @@ class Report:
     """The command that goes on from the answer, in the job's folder."""
     command_title: str = "Run it"
     """What the command does."""
+    elsewhere: str | None = None
+    """The command that says what fits another card, without one."""
     is_repeated: bool = False
     """Whether that is the command that was given, which the terminal need not show again."""
 

@@ -14,6 +14,7 @@ from pipeline.report.table import Form, Table, file_alone
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.searching.certificate import REPEATED_GAPS, Certificate
 from pipeline.searching.results import (
+    OWN_COMMAND,
     SearchFindings,
     Trial,
     Verification,
@@ -129,6 +130,7 @@ def search_report(findings: SearchFindings) -> Report:
         headlines=() if best is None else _headlines(findings, best),
         lead=_lead(findings),
         command=None if best is None else findings.command,
+        elsewhere=None if best is None else _elsewhere(findings),
         sections=(
             Section(title=plane.title, plots=(plane,)),
             Section(title="why this one, and how sure it is", plots=plots, notes=_notes(findings)),
@@ -138,6 +140,13 @@ def search_report(findings: SearchFindings) -> Report:
         environment=findings.environment,
         settings={name: value for name, value in findings.settings.items() if name not in varied},
     )
+
+
+def _elsewhere(findings: SearchFindings) -> str:
+    """Return the command that says what of the answer's training fits another card."""
+    if findings.command == OWN_COMMAND:
+        return "fitproof plan --config best.yaml --gpu t4 --budget none"
+    return f"fitproof simulate --gpu t4 -- {findings.command}"
 
 
 def _varied(findings: SearchFindings) -> set[str]:
