@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipeline.base.contracts import Settings
 from pipeline.config.settings import RunSettings
-from pipeline.jobs.printing import say
+from pipeline.jobs.printing import say, say_notes
 from pipeline.jobs.search_progress import lost_line
 from pipeline.runtime.fork_server import start_server
 from pipeline.searching.candidates import not_predicted_notes
@@ -64,8 +64,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     problem = problem_of({**session.settings, **here})
     workers = local_workers(problem, settings.workers)
     sampler = make_sampler(problem)
-    for note in not_predicted_notes(sampler.candidates) if sampler else ():
-        say(console, note, "yellow")
+    say_notes(console, not_predicted_notes(sampler.candidates) if sampler else ())
     study = StoredStudy(
         settings.storage, settings.study, problem.directions, problem.identity, problem.settings.worker_timeout
     )

@@ -6,7 +6,6 @@ sends S x (N - 1) / N of each rank, and a sum that all ranks receive twice that.
 
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -48,13 +47,12 @@ def find_collective(
         ranks = [dist.get_rank(), ranks[values["dst"]]]
     num_ranks = len(ranks)
     whole_bytes = max(map(num_bytes, (*values.values(), result)))  # the others are a part of it
-    times = 2 if kind == "all_reduce" else 1
+    times = 2 if kind in ("all_reduce", "send") else 1  # of two ranks one sends all that it has to the other
     step = (max(ranks) - min(ranks)) // max(1, num_ranks - 1)
     steps = f" in steps of {step}" if step > 1 else ""
     among = f" among {dist.get_world_size()}" if num_ranks < dist.get_world_size() else ""
     name = f"{kind} of {num_ranks}{steps}{among}{'' if _can_overlap(values) else WAITED_FOR}"
-    share = 1 if kind == "send" else Fraction(num_ranks - 1, num_ranks)
-    return name, int(times * whole_bytes * share)
+    return name, times * whole_bytes * (num_ranks - 1) // num_ranks
 
 
 def group_of(name: str) -> tuple[int, int, int]:

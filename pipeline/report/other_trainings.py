@@ -91,13 +91,14 @@ def _pairs(row: Row, reference: Row) -> list[tuple[float, float]]:
 
 def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: Sequence[Row]) -> Plot:
     """Return the losses of a reference and of others, and their differences from its own."""
-    num_steps, numbers = max(len(_pairs(row, reference)) for row in compared), colour_numbers(rows)
+    pairs = {row.name: _pairs(row, reference) for row in (reference, *compared)}
+    num_steps, numbers = max(len(pairs[row.name]) for row in compared), colour_numbers(rows)
     losses: dict[str, list[tuple[float, float | None]]] = {}
     differences: dict[str, list[tuple[float, float | None]]] = {}
-    for row in (reference, *compared):
-        pairs = list(enumerate(_pairs(row, reference)[:num_steps], 1))
-        losses[row.name] = [(step, own) for step, (own, _) in pairs]
-        differences[row.name] = [(step, own - other) for step, (own, other) in pairs]
+    for run, found in pairs.items():
+        numbered = list(enumerate(found[:num_steps], 1))
+        losses[run] = [(step, own) for step, (own, _) in numbered]
+        differences[run] = [(step, own - other) for step, (own, other) in numbered]
     panels = (
         curves("loss in the first steps", losses, "loss", colour_numbers=numbers),
         curves(f"loss less that of {reference.name}", differences, "difference", colour_numbers=numbers),

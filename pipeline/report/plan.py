@@ -130,24 +130,18 @@ def _command(findings: PlanFindings) -> tuple[str | None, str]:
     if findings.command or not any(card.recommended for card in findings.cards):
         return findings.command, "Search the fastest configuration there"
     card, best = _first(findings.cards)
-    is_one_machine = _num_machines(card, best, findings) == 1
-    machines = "" if is_one_machine else ", once on each machine, with one of them as HOST"
-    return _command_on(card, best, findings), f"Run it on {card.card}{machines}"
+    command, num_machines = _command_on(card, best, findings)
+    machines = "" if num_machines == 1 else ", once on each machine, with one of them as HOST"
+    return command, f"Run it on {card.card}{machines}"
 
 
-def _command_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> str:
-    command = command_of("main", _settings_on(card, best, findings))
-    return command_on_machines(command, _num_machines(card, best, findings))
-
-
-def _num_machines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> int:
-    return math.ceil(int(_settings_on(card, best, findings)["world_size"]) / card.gpus_per_host)
-
-
-def _settings_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> dict[str, Any]:
+def _command_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tuple[str, int]:
+    """Return the command that trains a configuration, and the number of computers on each of which it is given."""
     size = {} if card.effective_batch_size is None else {"effective_batch_size": card.effective_batch_size}
     all_ranks = {"world_size": card.num_cards}  # where the plan has several numbers of cards
-    return {**all_ranks, **findings.settings, **size, **best.choice}
+    settings = {**all_ranks, **findings.settings, **size, **best.choice}
+    num_machines = math.ceil(int(settings["world_size"]) / card.gpus_per_host)
+    return command_on_machines(command_of("main", settings), num_machines), num_machines
 
 
 def _answers(cards: Sequence[CardPlan]) -> list[str]:
@@ -262,7 +256,7 @@ def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tupl
             title=f"start with micro-batch x accumulation{' x processes' if several else ''}",
             value=" x ".join(map(str, [*factors, num_ranks] if several else factors)),
             detail=f"{label(best.choice)}; to copy: its command",
-            copied=_command_on(card, best, findings),
+            copied=_command_on(card, best, findings)[0],
         ),
         Headline(
             title="predicted peak",

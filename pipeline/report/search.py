@@ -297,19 +297,20 @@ def ranking_table(findings: SearchFindings) -> Table:
 def _measured(row: Trial, findings: SearchFindings) -> dict[str, Any]:
     """Return what the runs of a configuration measured, by the headings of its line; `row` stands for them."""
     own = [run for run in findings.runs if run.choice == row.choice]
-    predicted = [seconds for run in own if (seconds := run.metrics.get("predicted_seconds_per_step")) is not None]
-    slowest, fastest = (len(own) > 1 and findings.speed_range(row.choice)) or (None, None)
+    predicted_mib = (run.predicted_mib for run in own)
+    predicted_seconds = (run.metrics.get("predicted_seconds_per_step") for run in own)
+    speeds = findings.speed_range(row.choice) if len(own) > 1 else None
     return {
         "outcome": row.outcome,
         "peak MiB": mib(row.peak_bytes),
-        "predicted MiB": next((run.predicted_mib for run in own if run.predicted_mib is not None), None),
+        "predicted MiB": next(filter(None, predicted_mib), None),
         "s/step": findings.with_its_speed(row).metrics.get("seconds_per_step"),
-        "predicted s/step": predicted[0] if predicted else None,
+        "predicted s/step": next(filter(None, predicted_seconds), None),
         "loss": row.metrics.get("common_steps_loss"),
         "runs": len(own),
         NOT_COUNTED: sum(not findings.is_counted(run) for run in own) or None,
-        "slowest run": slowest,
-        "fastest run": fastest,
+        "slowest run": speeds and speeds[0],
+        "fastest run": speeds and speeds[1],
         findings.unit: findings.speed_of(row.choice) or None,
     }
 

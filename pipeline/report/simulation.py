@@ -41,14 +41,15 @@ def simulation_report(simulation: Simulation) -> Report:
     rank = f" as rank {simulation.rank} of {simulation.world_size}" if simulation.world_size > 1 else ""
     rank = f" as each of {simulation.world_size} ranks" if simulation.ranks else rank
     ranks = (_ranks_table(simulation),) if simulation.ranks else ()
+    command = _command(simulation, simulation.gpu)
     larger = _command(simulation, simulation.cards_that_fit[0]) if simulation.cards_that_fit else None
-    advice = suggestions(simulation, _command(simulation, simulation.gpu), larger)
+    advice = suggestions(simulation, command, larger)
     return Report(
         entry="simulate",
         question=f"Does {_what(simulation)}{rank} fit {card}?",
         answer=answer(simulation),
         headlines=_headlines(simulation),
-        command=_command(simulation, simulation.gpu),
+        command=command,
         command_title="Simulate it again",
         is_repeated=True,
         sections=(

@@ -7,18 +7,16 @@ from pipeline.prediction.commands.simulation import Simulation, Verdict
 from pipeline.report.page import Advice
 
 LARGE_PERCENT = 20.0
-"""Share of the peak from which it is worth to reduce a part of it."""
-PARTS: Mapping[tuple[str, ...], str] = {
-    (
-        "activations",
-    ): "Gradient checkpointing keeps fewer activations for the backward pass, and computes them again; a "
-    "smaller micro-batch with as many more accumulation steps keeps fewer too.",
-    ("logits and loss",): "A loss in chunks of tokens, or one fused with the head, keeps fewer logits; a smaller "
-    "micro-batch with as many more accumulation steps does too.",
-    ("parameters", "gradients", "optimizer state"): "Parameters, gradients and optimizer state are the same for any "
-    "micro-batch: an 8-bit optimizer, LoRA, or sharding over several GPUs reduces them.",
+"""Share of the peak from which it is worth reducing a part of it."""
+REMEDIES: Mapping[str, tuple[str, ...]] = {
+    "Gradient checkpointing keeps fewer activations for the backward pass, and computes them again; a smaller "
+    "micro-batch with as many more accumulation steps keeps fewer too.": ("activations",),
+    "A loss in chunks of tokens, or one fused with the head, keeps fewer logits; a smaller micro-batch with as many "
+    "more accumulation steps does too.": ("logits and loss",),
+    "Parameters, gradients and optimizer state are the same for any micro-batch: an 8-bit optimizer, LoRA, or sharding "
+    "over several GPUs reduces them.": ("parameters", "gradients", "optimizer state"),
 }
-"""What reduces the parts of a peak, by their purposes."""
+"""What reduces a part of a peak, with the purposes of that part."""
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -30,12 +28,9 @@ def suggestions(simulation: Simulation, command: str | None, on_larger: str | No
     if simulation.largest is None:
         return ()
     peak = simulation.largest.peak
-    sizes = {text: sum(peak.category_bytes.get(name, 0) for name in names) for names, text in PARTS.items()}
+    sizes = {text: sum(peak.category_bytes.get(name, 0) for name in names) for text, names in REMEDIES.items()}
     found = [
-        Advice(
-            text=text,
-            evidence=f"{size / MIB:,.0f} MiB, {100 * size / peak.peak_bytes:.0f} % of the peak",
-        )
+        Advice(text=text, evidence=f"{size / MIB:,.0f} MiB, {100 * size / peak.peak_bytes:.0f} % of the peak")
         for text, size in sorted(sizes.items(), key=lambda pair: -pair[1])
         if 100 * size >= LARGE_PERCENT * peak.peak_bytes
     ]
