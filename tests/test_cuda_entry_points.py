@@ -252,7 +252,7 @@ def test_what_no_card_can_do_is_refused_before_anything_runs(
 def test_a_budget_that_the_weights_exceed_ends_the_run_out_of_memory(tmp_path: Path) -> None:
     project = Project.copy(tmp_path)
     done = project.here("main", {**NANO, "budget": "1MiB"})
-    assert done.returncode == 1 and "fp32: out_of_memory, OutOfMemoryError: CUDA" in " ".join(done.stdout.split())
+    assert done.returncode == 1 and "gpt2-nano: out_of_memory, OutOfMemoryError: CUDA" in " ".join(done.stdout.split())
     [run] = project.children_of(project.parent_of("main")).values()
     assert run.data.metrics["memory/peak_reserved_mib"] == 0
 

@@ -80,11 +80,11 @@ def test_what_is_not_given_follows_from_what_is_and_the_answer_is_last(project: 
     assert done.returncode == 0, done.stderr
     first, *course, results, title, command = done.stdout.splitlines()
     assert first.startswith("fitproof main: ") and "training 3 optimizer steps" in course
-    assert re.search(r"^fp32 \(1 of 1\): ok, [\d.]+ MiB, [\d,]+ tokens/s in [\d.]+ s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^gpt2-nano \(1 of 1\): ok, [\d.]+ MiB, [\d,]+ tokens/s in [\d.]+ s$", done.stdout, re.MULTILINE)
     assert re.fullmatch(r"results: (runs/\S+/report\.html) and MLflow run \w+", results)
     assert (project.folder / results.split()[1]).exists()
     assert title == "profile it:" and command.startswith("  fitproof profiling ")
-    assert done.stdout.index("fp32 peaks at") > done.stdout.index("\nvariant ")
+    assert done.stdout.index("gpt2-nano peaks at") > done.stdout.index("\nvariant ")
 
 
 @pytest.mark.slow
