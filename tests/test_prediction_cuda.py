@@ -136,7 +136,7 @@ def test_work_is_that_of_the_micro_batch_whether_it_is_counted_or_between_two(
 
 def test_a_budget_between_allocated_and_reserved_bytes_is_tried(prediction: Prediction, tmp_path: Path) -> None:
     """Cached memory is released at the cap: a run within the smallest budget that was found fits, and has a peak."""
-    values = {**NANO, "num_steps": 3, "eval_steps": 0}
+    values = {**NANO, "micro_batch_size": 16, "effective_batch_size": 16, "num_steps": 3, "eval_steps": 0}
     experiment = make_experiment({**values, "device": "cpu"}, "main")
     plain = predict(experiment, A100)
     assert plain.peak_reserved_bytes is not None
