@@ -27,7 +27,7 @@ from pipeline.prediction.cards import find_card
 from pipeline.report.page import to_html
 from pipeline.report.plan import plan_report
 from pipeline.searching.problem import make_problem
-from pipeline.searching.results import columns, label
+from pipeline.searching.trials import columns, label
 
 CPU = hardware_of(torch.device("cpu"))
 LARGEST_PAGE_BYTES = 2_000_000
@@ -148,6 +148,12 @@ def test_reasons_are_counted_and_the_rarest_share_a_line() -> None:
     assert sentences(refusals) == ("left out of the space: 50 configurations: even",)
     many = sentences({str(number): 1 for number in range(NUM_REASONS + 3)})
     assert len(many) == NUM_REASONS and many[-1] == "left out of the space: 4 configurations for 4 further reasons"
+
+
+def test_where_nothing_is_left_the_most_frequent_reasons_are_said() -> None:
+    reasons = ["odd"] * 5 + ["even"] * 4 + ["prime"] * 3 + ["square"] * 2 + ["cube"]
+    with pytest.raises(InvalidInputError, match="^odd; even; prime; 2 further reasons; no configuration is left; give"):
+        Space({"seed": tuple(range(15))}).without(lambda choice: reasons[hash(choice["seed"])])
 
 
 def test_of_many_dimensions_those_are_shown_that_differ_from_the_defaults() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,8 @@ FOLLOWING = ("accumulation_steps",)
 """Settings in a file of one configuration that follow from others, which may vary in a space."""
 NUM_REASONS = 12
 """Reasons that are written out."""
+NUM_REASONS_IN_ERROR = 3
+"""The same where no configuration is left: the most frequent reasons are those of what was asked for."""
 
 
 class SpaceSettings(Settings):
@@ -84,9 +86,12 @@ def size_of(choice: Choice) -> int:
     return int(str(choice.get("micro_batch_size", 0)))
 
 
-def nothing_left(reasons: Iterable[str]) -> str:
-    """Return the message for a space whose configurations are all refused."""
-    return f"{'; '.join(itertools.islice(reasons, NUM_REASONS))}; no configuration is left; give the space other values"
+def nothing_left(reasons: Collection[str]) -> str:
+    """Return the message for a space whose configurations are all refused; the most frequent reason comes first."""
+    shown = [*itertools.islice(reasons, NUM_REASONS_IN_ERROR)]
+    if len(reasons) > len(shown):
+        shown.append(f"{len(reasons) - len(shown)} further reasons")
+    return f"{'; '.join(shown)}; no configuration is left; give the space other values"
 
 
 def sentences(refusals: Refusals) -> tuple[str, ...]:
