@@ -36,7 +36,8 @@ from pipeline.report.findings import read_findings
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
 from pipeline.searching.command_problem import CommandProblem, make_command_problem
-from pipeline.searching.results import SearchFindings, label
+from pipeline.searching.results import SearchFindings
+from pipeline.searching.trials import label
 
 FOLDER = Path(__file__).parent
 NUM_STEPS, NUM_WARMUP_STEPS = 12, 2

@@ -17,7 +17,8 @@ from pipeline.report.page import to_html, to_markdown
 from pipeline.report.search import NOISY, answer, ranking_table, runs_table, search_report
 from pipeline.report.trial_plots import fastest_so_far
 from pipeline.searching.certificate import Certificate
-from pipeline.searching.results import SearchFindings, Trial, best_speed
+from pipeline.searching.results import SearchFindings
+from pipeline.searching.trials import Trial, best_speed
 from pipeline.training.timing import mean_speed
 
 NOISE = "the noise of this machine: two runs differ by about 9.9 %"

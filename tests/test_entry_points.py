@@ -19,7 +19,7 @@ from project import Project
 
 from pipeline.config.entry_points import SINGLE
 from pipeline.report.findings import read_findings
-from pipeline.searching.results import label
+from pipeline.searching.trials import label
 
 SUMMARY = {
     "memory/peak_allocated_mib",

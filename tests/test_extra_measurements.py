@@ -14,9 +14,9 @@ from pipeline.base.units import MIB
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import PredictiveProposer
-from pipeline.searching.results import ANSWER, Trial
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
+from pipeline.searching.trials import ANSWER, Trial
 
 RULES = Rules(budget_bytes=200 * MIB)
 SECONDS = modelled()

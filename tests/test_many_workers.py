@@ -29,11 +29,11 @@ from pipeline.searching.certificate import REPEATED_GAPS
 from pipeline.searching.loop import Search, SearchObserver
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
-from pipeline.searching.results import Trial, label
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.storage import open_storage
 from pipeline.searching.study import Proposal, StoredStudy
 from pipeline.searching.trial_record import CONSTRAINT
+from pipeline.searching.trials import Trial, label
 from pipeline.searching.workers import Workers, run_trials_with
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,8 @@ from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import Source, sentence, to_html
 from pipeline.report.plot import mib_text
 from pipeline.searching.certificate import NOT_TRIED, UNFIT, Certificate, Unmeasured
-from pipeline.searching.results import SearchFindings, Trial, Verification, label
+from pipeline.searching.results import SearchFindings, Verification
+from pipeline.searching.trials import Trial, label
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")

@@ -16,7 +16,8 @@ from pipeline.report.search import search_report, verification_table
 from pipeline.searching.loop import findings_of
 from pipeline.searching.problem import SearchProblem, make_problem, num_verified_steps
 from pipeline.searching.proposals import OptunaProposer
-from pipeline.searching.results import Trial, Verification
+from pipeline.searching.results import Verification
+from pipeline.searching.trials import Trial
 from pipeline.searching.verification import has_taken, verify
 
 SIZES = (1, 2, 4)

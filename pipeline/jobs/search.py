@@ -22,11 +22,12 @@ from pipeline.searching.candidates import Candidate, not_predicted_notes
 from pipeline.searching.interface import Problem
 from pipeline.searching.loop import Search, findings_of
 from pipeline.searching.proposals import make_proposer
-from pipeline.searching.results import SearchFindings, Trial
+from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import session_of
 from pipeline.searching.setup import make_sampler, problem_of
 from pipeline.searching.study import StoredStudy
+from pipeline.searching.trials import Trial
 from pipeline.searching.workers import Workers, open_workers, search_with
 
 

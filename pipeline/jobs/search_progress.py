@@ -16,8 +16,8 @@ from pipeline.jobs.session_clock import TRIALS, VERIFICATION, SessionClock
 from pipeline.runtime.observer import Run
 from pipeline.searching.certificate import at_most
 from pipeline.searching.loop import SearchObserver
-from pipeline.searching.results import Trial, best_speed, best_trial, label, speed_text, trials_in, unit_of
 from pipeline.searching.study import Proposal
+from pipeline.searching.trials import Trial, best_speed, best_trial, label, speed_text, trials_in, unit_of
 from pipeline.training.metrics import Summary
 
 REFRESHES_PER_SECOND = 4

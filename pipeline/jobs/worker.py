@@ -15,11 +15,11 @@ from pipeline.runtime.fork_server import start_server
 from pipeline.searching.candidates import not_predicted_notes
 from pipeline.searching.loop import Search, SearchObserver
 from pipeline.searching.proposals import make_proposer
-from pipeline.searching.results import Trial
 from pipeline.searching.session import read_session
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.setup import make_sampler, problem_of
 from pipeline.searching.study import StoredStudy
+from pipeline.searching.trials import Trial
 from pipeline.searching.workers import local_workers, run_trials_with
 
 

@@ -11,7 +11,8 @@ from pipeline.report.configurations import MEASURED, PREDICTED, Configuration
 from pipeline.report.curves import curves
 from pipeline.report.plot import ABOUT, Panel, Plot, colour, data, layered, names_axis, names_height
 from pipeline.report.waterfall import Rung, waterfall
-from pipeline.searching.results import SearchFindings, Verification, heading
+from pipeline.searching.results import SearchFindings, Verification
+from pipeline.searching.trials import heading
 
 ANSWER = "the answer"
 """Name of the last bar of a waterfall."""

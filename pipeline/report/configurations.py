@@ -12,14 +12,8 @@ from pipeline.base.units import MIB
 from pipeline.report.curves import ALL
 from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, short
 from pipeline.searching.certificate import Unmeasured
-from pipeline.searching.results import (
-    SearchFindings,
-    Trial,
-    front_of,
-    label,
-    one_per_configuration,
-    pareto_front,
-)
+from pipeline.searching.results import SearchFindings
+from pipeline.searching.trials import Trial, front_of, label, one_per_configuration, pareto_front
 from pipeline.training.metrics import speed_in
 
 MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "does not fit, or failed"

@@ -23,7 +23,7 @@ from pipeline.report.plot import (
     names_width,
     short,
 )
-from pipeline.searching.results import front_of, heading, label
+from pipeline.searching.trials import front_of, heading, label
 
 AXES = ("micro_batch_size", "checkpointing")
 """The dimensions along the axes of a heat map, if they show enough configurations."""

@@ -18,7 +18,7 @@ from pipeline.report.heat_map import fit_plot, margins_text, percent_text, secon
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import short
 from pipeline.report.table import Form, Table
-from pipeline.searching.results import columns, label
+from pipeline.searching.trials import columns, label
 
 NUM_IN_TERMINAL = 5
 """Configurations of a card that the terminal shows."""

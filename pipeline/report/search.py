@@ -13,17 +13,8 @@ from pipeline.report.plot import mib_text
 from pipeline.report.table import Form, Table, file_alone
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
 from pipeline.searching.certificate import REPEATED_GAPS, Certificate
-from pipeline.searching.results import (
-    OWN_COMMAND,
-    SearchFindings,
-    Trial,
-    Verification,
-    columns,
-    label,
-    one_per_configuration,
-    pareto_front,
-    speed_number,
-)
+from pipeline.searching.results import OWN_COMMAND, SearchFindings, Verification
+from pipeline.searching.trials import Trial, columns, label, one_per_configuration, pareto_front, speed_number
 from pipeline.training.metrics import limited_peak_mib
 
 NEVER_RUN, RUNS = "never_run", "trials"

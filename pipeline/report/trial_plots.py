@@ -19,14 +19,8 @@ from pipeline.report.plot import (
     short,
     whole_axis,
 )
-from pipeline.searching.results import (
-    SearchFindings,
-    Trial,
-    columns,
-    label,
-    measured,
-    one_per_configuration,
-)
+from pipeline.searching.results import SearchFindings
+from pipeline.searching.trials import Trial, columns, label, measured, one_per_configuration
 from pipeline.training.timing import mean_speed
 
 BEFORE = "predicted before it ran"

@@ -21,22 +21,11 @@ from pipeline.runtime.run_folder import folder_name
 from pipeline.searching.certificate import Certificate
 from pipeline.searching.interface import Problem
 from pipeline.searching.proposals import Proposer
-from pipeline.searching.results import (
-    PLAIN,
-    TRIAL,
-    SearchFindings,
-    Trial,
-    Verification,
-    answer_of,
-    best_speed,
-    best_trial,
-    label,
-    run_name,
-    trials_in,
-)
+from pipeline.searching.results import SearchFindings, Verification, answer_of
 from pipeline.searching.study import Proposal, StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME, TrialRecord, judge
+from pipeline.searching.trials import PLAIN, TRIAL, Trial, best_speed, best_trial, label, run_name, trials_in
 from pipeline.searching.verification import has_taken, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary

@@ -20,9 +20,9 @@ from pipeline.searching.certificate import (
 )
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import choose, next_baseline
-from pipeline.searching.results import Trial, one_per_configuration
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.trials import Trial, one_per_configuration
 
 
 class Proposer(Protocol):

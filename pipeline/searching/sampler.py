@@ -19,8 +19,8 @@ from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.expected import with_expectations
 from pipeline.searching.measurements import Measurements
-from pipeline.searching.results import TOO_LARGE, Trial
 from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND, OUTCOME, REPEAT, is_known
+from pipeline.searching.trials import TOO_LARGE, Trial
 
 Predict = Callable[[Sequence[Candidate]], Sequence[Candidate]]
 """Returns candidates with their predictions, in their order."""

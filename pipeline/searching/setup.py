@@ -11,9 +11,9 @@ from pipeline.searching.command_problem import make_command_problem
 from pipeline.searching.expected import expectation_of
 from pipeline.searching.interface import Problem
 from pipeline.searching.problem import make_problem
-from pipeline.searching.results import label
 from pipeline.searching.sampler import Predict, PredictiveSampler
 from pipeline.searching.settings import CommandSettings
+from pipeline.searching.trials import label
 
 NUM_FRUITLESS_ROUNDS = 4
 """Rounds of the smallest expected peaks after which nothing is taken to fit."""

@@ -26,12 +26,12 @@ from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run import WorkerLostError
 from pipeline.searching.acquisition import Acquisition
 from pipeline.searching.optuna_samplers import distributions_of
-from pipeline.searching.results import Trial
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
 from pipeline.searching.trial_record import DETAIL, METRICS, OUTCOME, REPEAT, TrialRecord, is_known
+from pipeline.searching.trials import Trial
 
 IDENTITY, KEY, WORKER = "identity", "key", "worker"
 """Attributes of a study, what distinguishes it from those of its name elsewhere, and of a trial that was taken."""

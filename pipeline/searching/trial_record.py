@@ -8,7 +8,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome, Result
-from pipeline.searching.results import peak_bytes
+from pipeline.searching.trials import peak_bytes
 from pipeline.training.metrics import speed_in
 
 CONSTRAINT = "bytes_over_budget"
