@@ -527,6 +527,25 @@ def test_with_values_torch_compiles_and_its_operators_of_higher_order_run(
 
 
 @needs_cuda_build
+def test_code_that_torch_compiles_is_called_so_with_the_line_that_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = """
+import torch
+weight = torch.nn.Parameter(torch.ones(512, 512, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+compiled = torch.compile(lambda x: (x @ weight).sin().exp().sum())
+for _ in range(2):
+    compiled(torch.ones(8192, 512, device="cuda")).backward()
+    optimizer.step()
+"""
+    (tmp_path / "train.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", smallest=False)
+    assert re.search(r"backward at torch\.compile's c\w{7}:\d+, called by \S+\.py:\d", found.answer)
+
+
+@needs_cuda_build
 def test_lengths_that_were_read_as_zeros_are_named_and_known_with_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,8 @@ SIMULATION = str(Path(record_module.__file__).parent)
 """The folder of the code that runs in every simulated process, whose frames are on its stacks."""
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 """Folders of packages of which Python need not know: those of another environment."""
+COMPILED = re.compile(r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$")
+"""Modules that torch.compile writes into its cache, named by what is in them."""
 LOSS = re.compile(r"logits|lm_head|cross_entropy|log_softmax|nll_loss|loss")
 """What a line of code, or the name of its function, mentions if it makes logits or a loss."""
 BY_FUNCTION = (
@@ -203,6 +205,9 @@ class SourceLines:
 
 def _written(frame: StackFrame) -> str:
     """Return a frame as file:line, the file below the current folder, or with the folder that holds it."""
+    compiled = COMPILED.search(frame[0])
+    if compiled:
+        return f"torch.compile's {compiled[1]}:{frame[1]}"
     path = Path(frame[0])
     below = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(*path.parts[-2:])
     return f"{below}:{frame[1]}"
