@@ -16,10 +16,13 @@ import fitproof
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 
-MODELS = ("llama-3.1-8b", "llama-3.1-70b")
-NUMS_GPUS = (8, 16, 32, 64)
-TENSOR_PARALLEL = (1, 8)
+CASES = {
+    f"{model} x {num_gpus} fsdp tensor_parallel={divided}": (model, num_gpus, divided)
+    for model, num_gpus, divided in product(("llama-3.1-8b", "llama-3.1-70b"), (8, 16, 32, 64), (1, 8))
+}
+"""Model, number of GPUs and tensor_parallel, by the name of the layout."""
 SETTINGS = {
+    "sharding": "fsdp",
     "sequence_length": 4096,
     "effective_batch_size": 64,
     "micro_batch_size": 1,
@@ -45,23 +48,23 @@ class Row:
 
 
 def planned(layout: str) -> Row:
-    """Plan the layout that a name such as `llama-3.1-8b x 16 fsdp tensor_parallel=8` says."""
-    model, _, gpus, sharding, divided = layout.split()
-    space = {"sharding": [sharding], "tensor_parallel": [int(divided.partition("=")[2])]}
+    """Plan a layout."""
+    model, num_gpus, divided = CASES[layout]
+    space = {"tensor_parallel": [divided]}
     try:
-        found = fitproof.plan(model=model, gpu="h100", gpus=gpus, space=space, **SETTINGS)
+        found = fitproof.plan(model=model, gpu="h100", gpus=str(num_gpus), space=space, **SETTINGS)
     except InvalidInputError as error:
         return Row(layout=layout, refused=str(error))
     [card] = found.cards
-    if not card.rows:
-        return Row(layout=layout, refused="; ".join(card.skipped))
     [row] = card.rows
-    overlapped, serial = row.seconds_between or (row.seconds, row.seconds)
+    assert row.peak_reserved_bytes is not None
+    assert row.seconds_between is not None
+    overlapped, serial = row.seconds_between
     return Row(
         layout=layout,
         fits=row.fits,
         allocated_mib=round(row.peak_allocated_bytes / MIB, 1),
-        reserved_mib=round((row.peak_reserved_bytes or 0) / MIB, 1),
+        reserved_mib=round(row.peak_reserved_bytes / MIB, 1),
         tokens_per_second=round(row.tokens_per_second),
         seconds_per_step=round(row.seconds, 3),
         seconds_if_all_overlaps=round(overlapped, 3),
@@ -73,11 +76,7 @@ def main() -> None:
     """Plan the layouts that the table lacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
-    names = [
-        f"{model} x {gpus} fsdp tensor_parallel={divided}"
-        for model, gpus, divided in product(MODELS, NUMS_GPUS, TENSOR_PARALLEL)
-    ]
-    add_missing(parser.parse_args().table, Row, names, planned)
+    add_missing(parser.parse_args().table, Row, CASES, planned)
 
 
 if __name__ == "__main__":

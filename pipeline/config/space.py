@@ -31,7 +31,7 @@ FOLLOWING = ("accumulation_steps",)
 NUM_REASONS = 12
 """Reasons that are written out."""
 NUM_REASONS_IN_ERROR = 3
-"""The same where no configuration is left: the most frequent reasons are those of what was asked for."""
+"""The same in the message that no configuration is left."""
 
 
 class SpaceSettings(Settings):
