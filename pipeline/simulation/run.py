@@ -7,16 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
 from pipeline.base.processes import kill_family, unreadable
+from pipeline.base.units import MIB
 from pipeline.simulation.cards import Card
 from pipeline.simulation.environment import environment, python_of
-from pipeline.simulation.hook import ranks
+from pipeline.simulation.hook import objects, ranks
 from pipeline.simulation.install import install, installed
+from pipeline.simulation.peers import SECONDS_TO_END, Peers
 from pipeline.simulation.process import watch
 from pipeline.simulation.record import Record, read_records
 from pipeline.simulation.report import Process, has_steering_read, read_report
@@ -28,8 +30,8 @@ NO_KERNELS = "has no kernels for"
 GRACE_SECONDS = 30.0
 """How long after its time limit a process may take to write its record."""
 SECONDS_BETWEEN_LOOKS = 0.1
-SECONDS_TO_END = 10.0
-"""How long killed processes may take to end."""
+UNLIMITED_MIB = 1 << 20
+"""Memory of a simulated card on which every training has room: 1 TiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ class Simulate:
     """Variables of the environment, beside those of this process."""
     hook: Path | None = None
     """A Python file that its processes run once torch is imported, as OPERATORS; they are slower then."""
+    objects: Path | None = None
+    """Existing folder for the Python objects that ranks send each other, for runs that share them; None: each run's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +122,44 @@ def run_command(
         InvalidInputError: there is no such command, or no simulated card in its environment.
 
     """
-    python = python_of(wanted.command)
     end = None if wanted.time_limit_seconds is None else time.time() + wanted.time_limit_seconds
+    sent = wanted.objects or folder
+    peers = Peers(sent, lambda rank: _start_peer(replace(wanted, rank=rank, objects=sent), sent / f"rank_{rank}", end))
+    latest = math.inf if end is None else end + GRACE_SECONDS
+
+    def is_over() -> bool:
+        if wanted.world_size > 1:
+            peers.look()
+        is_stopped = wanted.stop is not None and wanted.stop.is_set()
+        return is_stopped or time.time() > latest or (ends_at_steering_read and has_steering_read(folder))
+
+    try:
+        exit_code = _wait(_start(wanted, folder, log, end), is_over)
+    finally:
+        peers.end()
+    return SimulatedRun(
+        exit_code=exit_code,
+        records=tuple(one for one in read_records(folder) if one.has_allocated or one.out_of_memory),
+        processes=read_report(folder),
+    )
+
+
+def with_room(wanted: Simulate, num_bytes: int | None = None) -> Simulate:
+    """Return the same on a card with memory for every training, or with so much, the context included."""
+    budget_bytes = None if num_bytes is None else num_bytes - wanted.card.context.mib * MIB
+    return replace(wanted, card=replace(wanted.card, memory_mib=UNLIMITED_MIB), budget_bytes=budget_bytes)
+
+
+def _start_peer(wanted: Simulate, folder: Path, end: float | None) -> "subprocess.Popen[bytes]":
+    """Start another rank for what it sends, with room for it."""
+    folder.mkdir(exist_ok=True)
+    return _start(with_room(wanted), folder, folder.with_suffix(".log"), end)
+
+
+def _start(wanted: Simulate, folder: Path, log: Path | None, end: float | None) -> "subprocess.Popen[bytes]":
+    """Start the command, whose processes record in `folder`."""
     own = {
+        objects.FOLDER: str((wanted.objects or folder).absolute()),
         **({} if wanted.world_size == 1 else {ranks.RANK: f"{wanted.rank}/{wanted.world_size}"}),
         **({"SIMULATED_CARD_WORKSPACES": "largest"} if wanted.has_largest_workspaces else {}),
         **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),
@@ -129,12 +168,13 @@ def run_command(
     base = {**os.environ, **wanted.variables, **own}
     hooks = [
         *([Path(ranks.__file__)] if wanted.world_size > 1 else []),
+        Path(objects.__file__),
         Path(watch.__file__),
         *([wanted.hook] if wanted.hook else []),
     ]
     card = environment(
         wanted.card,
-        python=python,
+        python=python_of(wanted.command),
         num_cards=wanted.num_cards,
         budget_bytes=wanted.budget_bytes,
         report=folder,
@@ -142,32 +182,17 @@ def run_command(
         hooks=hooks,
         base=base,
     )
-    output = None if log is None else log.open("wb")
-    try:
-        with unreadable() as stdin:
-            process = subprocess.Popen(  # where nobody sees what it asks, neither input() nor getpass is to wait
-                wanted.command,
-                env={**base, **card},
-                stdin=None if output is None else stdin,
-                stdout=output,
-                stderr=output,
-                start_new_session=output is not None,
-            )
-        latest = math.inf if end is None else end + GRACE_SECONDS
-
-        def is_over() -> bool:
-            is_stopped = wanted.stop is not None and wanted.stop.is_set()
-            return is_stopped or time.time() > latest or (ends_at_steering_read and has_steering_read(folder))
-
-        exit_code = _wait(process, is_over)
-    finally:
-        if output is not None:
-            output.close()
-    return SimulatedRun(
-        exit_code=exit_code,
-        records=tuple(one for one in read_records(folder) if one.has_allocated or one.out_of_memory),
-        processes=read_report(folder),
-    )
+    with ExitStack() as stack:  # where nobody sees what it asks, neither input() nor getpass is to wait
+        stdin = stack.enter_context(unreadable())
+        output = None if log is None else stack.enter_context(log.open("wb"))
+        return subprocess.Popen(
+            wanted.command,
+            env={**base, **card},
+            stdin=None if output is None else stdin,
+            stdout=output,
+            stderr=output,
+            start_new_session=output is not None,
+        )
 
 
 def _wait(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> int:

@@ -23,10 +23,9 @@ from pipeline.memory.device import cores
 from pipeline.memory.work import Work
 from pipeline.prediction.commands import work_hook
 from pipeline.prediction.commands.simulation import Verdict, simulate
-from pipeline.prediction.commands.smallest_memory import with_room
 from pipeline.simulation.cards import Card
 from pipeline.simulation.environment import environment, python_of
-from pipeline.simulation.run import Simulate, on_cuda_build
+from pipeline.simulation.run import Simulate, on_cuda_build, with_room
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
 WORK_HOOK = Path(work_hook.__file__)

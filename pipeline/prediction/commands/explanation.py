@@ -11,8 +11,8 @@ from pipeline.memory.out_of_memory import OutOfMemoryMessage
 from pipeline.prediction.commands.failed_allocation import with_tensor
 from pipeline.prediction.commands.levers import Change, command_with
 from pipeline.prediction.commands.simulation import Simulation, Verdict, simulate, what_runs
-from pipeline.prediction.commands.smallest_memory import device_bytes, replayed, run_hidden, with_room
-from pipeline.simulation.run import Simulate, SimulatedRun, on_cuda_build
+from pipeline.prediction.commands.smallest_memory import device_bytes, replayed, run_hidden
+from pipeline.simulation.run import Simulate, SimulatedRun, on_cuda_build, with_room
 
 
 @dataclass(frozen=True, kw_only=True)

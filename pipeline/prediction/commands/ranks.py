@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.prediction.commands.simulation import RankMemory, Simulation, Verdict, simulate
+from pipeline.prediction.commands.simulation import OBJECTS, RankMemory, Simulation, Verdict, simulate
 from pipeline.simulation.run import Simulate
 
 
@@ -26,13 +26,14 @@ def simulate_ranks(
         InvalidInputError: the command cannot be started, or uses no card.
 
     """
+    (folder / OBJECTS).mkdir()
     found: dict[int, Simulation] = {}
 
     def run(rank: int, hides: bool = True, searches: bool = False) -> Simulation:
         say(f"running it as rank {rank} of {wanted.world_size}")
         own = folder / f"rank_{rank}{'_smallest' if searches else ''}"
         return simulate(
-            replace(wanted, rank=rank),
+            replace(wanted, rank=rank, objects=folder / OBJECTS),
             own,
             say,
             may_need_values=may_need_values,

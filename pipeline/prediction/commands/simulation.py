@@ -12,25 +12,25 @@ from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.prediction.commands.failed_allocation import OutOfMemory, held_then, line_of, out_of_memory
 from pipeline.prediction.commands.smallest_memory import (
-    UNLIMITED_MIB,
     SmallestMemory,
     card_of,
     device_bytes,
     run_hidden,
     smallest_memory,
-    with_room,
 )
 from pipeline.prediction.commands.snapshot import history_of
 from pipeline.simulation.cards import cards_with
 from pipeline.simulation.communicators import communicators_bytes, note_on_communicators
 from pipeline.simulation.record import Record
 from pipeline.simulation.report import UnknownRead, has_steering_read
-from pipeline.simulation.run import Simulate, SimulatedRun, note_on_kernels, run_command
+from pipeline.simulation.run import UNLIMITED_MIB, Simulate, SimulatedRun, note_on_kernels, run_command, with_room
 
 NUM_PLACES = 3
 """Places or functions that a note names."""
 LARGEST_COUNTS = 1024
 """Bytes of the largest array that is taken for one of lengths or counts."""
+OBJECTS = "objects"
+"""Name of the folder of what ranks send each other, which all runs of a command share."""
 FEWEST_STEPS = 2
 """Optimizer steps after which the peak is known: the first has no optimizer state yet."""
 
@@ -169,6 +169,9 @@ def simulate(
         InvalidInputError: the command cannot be started, or uses no card.
 
     """
+    if wanted.objects is None:
+        (folder / OBJECTS).mkdir(parents=True)
+        wanted = replace(wanted, objects=folder / OBJECTS)
     run = _run(wanted, folder / "first", ends_at_steering_read=may_need_values, is_hidden=is_hidden)
     if may_need_values and (has_steering_read(folder / "first") or _may_have_failed_by_reading(run)):
         say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")

@@ -11,10 +11,8 @@ from pipeline.base.units import MIB
 from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.process import replay
 from pipeline.simulation.record import Record
-from pipeline.simulation.run import Simulate, SimulatedRun, run_command
+from pipeline.simulation.run import Simulate, SimulatedRun, run_command, with_room
 
-UNLIMITED_MIB = 1 << 20
-"""Memory of a simulated card on which every training has room: 1 TiB."""
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 TOLERANCE = 0.02
 """Where only runs of the command tell the smallest memory, it is found to this share of it."""
@@ -45,12 +43,6 @@ def device_bytes(run: SimulatedRun, record: Record) -> int:
     """Return the most that a process used of its card, as the card counted it."""
     [process] = [one for one in run.processes if one.pid == record.pid]
     return max(process.peak_device_bytes.values())
-
-
-def with_room(wanted: Simulate, num_bytes: int | None = None) -> Simulate:
-    """Return the same on a card with memory for every training, or with so much, the context included."""
-    budget_bytes = None if num_bytes is None else num_bytes - wanted.card.context.mib * MIB
-    return replace(wanted, card=replace(wanted.card, memory_mib=UNLIMITED_MIB), budget_bytes=budget_bytes)
 
 
 def smallest_memory(wanted: Simulate, run: SimulatedRun, folder: Path) -> SmallestMemory:

@@ -29,13 +29,19 @@ def use_fake_backend(torch: Any) -> None:
     from torch import distributed
     from torch.distributed.utils import _verify_param_shape_across_processes as verify
 
-    init_process_group, new_group, all_reduce = (
-        distributed.init_process_group,
-        distributed.new_group,
-        distributed.all_reduce,
+    init_process_group, new_group = distributed.init_process_group, distributed.new_group
+    all_reduce, get_backend = distributed.all_reduce, distributed.get_backend
+    two_sided: tuple[Callable[..., Any], ...] = (
+        distributed.send,
+        distributed.recv,
+        distributed.isend,
+        distributed.irecv,
     )
 
     setattr(torch, NUM_COMMUNICATORS, 0)
+    stream_of = functools.cache(torch.cuda.Stream)
+
+    asked_for: dict[Any, Any] = {}  # the backend of each process group
 
     def count(backend: Any, num_ranks: int) -> None:
         is_of_nccl = backend is None or "nccl" in str(backend).lower()
@@ -47,33 +53,54 @@ def use_fake_backend(torch: Any) -> None:
 
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        asked_for[distributed.group.WORLD] = distributed.Backend(backend or "undefined")
         count(backend, world_size)
 
     @functools.wraps(new_group)
     def make(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         group = new_group(ranks, timeout, backend and "fake", *args, **kwargs)
         if isinstance(group, distributed.ProcessGroup):  # else this rank is no member
+            asked_for[group] = asked_for[distributed.group.WORLD] if backend is None else distributed.Backend(backend)
             count(backend, group.size())
         return group
+
+    @functools.wraps(get_backend)
+    def backend_of(group: Any = None) -> Any:
+        return asked_for.get(distributed.group.WORLD if group is None else group) or get_backend(group)
 
     @functools.wraps(all_reduce)
     def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         work = all_reduce(tensor, *args, **kwargs)
-        return work and _Reduced(work, tensor, torch.futures.Future)
+        return work and _Work(work, tensor, torch.futures.Future)
 
-    for function, own in (
-        (init_process_group, init),
-        (new_group, make),
-        (all_reduce, reduce),
-        (verify, lambda *_, **__: None),
-    ):
+    def as_nccl(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that sends or receives as NCCL does: on another stream, and its work has the tensor."""
+
+        @functools.wraps(function)
+        def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if tensor.is_cuda:
+                tensor.record_stream(stream_of(tensor.device))
+            work = function(tensor, *args, **kwargs)
+            return _Work(work, tensor, torch.futures.Future) if isinstance(work, distributed.Work) else work
+
+        return call
+
+    replaced: dict[Callable[..., Any], Callable[..., Any]] = {
+        init_process_group: init,
+        new_group: make,
+        all_reduce: reduce,
+        verify: lambda *_, **__: None,
+        **{function: as_nccl(function) for function in two_sided},
+    }
+    for function, own in replaced.items():
         _replace(function, own)
+    distributed.get_backend = backend_of  # for programs; torch's own code has it by another module
     parallel = torch.nn.parallel.DistributedDataParallel
     parallel.forward = _with_reduction(torch, parallel.forward)
 
 
-class _Reduced:
-    """The work of a sum over ranks whose future has the tensor, as NCCL's has: that of the fake backend has nothing."""
+class _Work:
+    """The work of an operation, whose future has the tensor, as NCCL's has: that of the fake backend has nothing."""
 
     def __init__(self, work: Any, tensor: Any, future: Callable[[], Any]) -> None:
         self._work, self._future = work, future()

@@ -1,0 +1,77 @@
+"""Lets processes on simulated cards send each other Python objects, as pipeline stages do to agree on shapes.
+
+They go through files, since no card computes what NCCL would send. A rank that is imagined sends them once it runs: a
+file says that somebody waits for it, and whoever started this process runs that rank too.
+"""
+
+import os
+import pickle
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = "SIMULATED_CARD_OBJECTS"
+"""Variable with the folder of the files."""
+ASKED, ENDED = "asked_of_", "ended_"
+"""A file of these names and a rank: somebody waits for what it sends; it has ended, with the exit code in the file."""
+SECONDS_BETWEEN_LOOKS = 0.02
+
+
+def send_through_files() -> None:
+    """Replace torch.distributed's functions that send and receive objects between two ranks."""
+    from torch import distributed
+
+    folder = Path(os.environ[FOLDER])
+    num_sent: Counter[int] = Counter()
+    num_received: Counter[int] = Counter()
+
+    def rank_of(peer: int | None, group: Any, peer_of_group: int | None) -> int:
+        if peer is not None:
+            return peer
+        if peer_of_group is None:
+            raise NotImplementedError("objects of any rank are not received on simulated cards: name the rank")
+        return peer_of_group if group is None else distributed.get_global_rank(group, peer_of_group)
+
+    def send(
+        object_list: Sequence[Any],
+        dst: int | None = None,
+        group: Any = None,
+        _: Any = None,  # the device
+        group_dst: int | None = None,
+        **__: Any,
+    ) -> None:
+        to = rank_of(dst, group, group_dst)
+        file = folder / f"{distributed.get_rank()}_{to}_{num_sent[to]}"
+        num_sent[to] += 1
+        part = file.with_name(f"{file.name}.{os.getpid()}")
+        part.write_bytes(pickle.dumps(list(object_list)))
+        part.rename(file)
+
+    def receive(
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        _: Any = None,  # the device
+        group_src: int | None = None,
+        **__: Any,
+    ) -> int:
+        of = rank_of(src, group, group_src)
+        file, ended = folder / f"{of}_{distributed.get_rank()}_{num_received[of]}", folder / f"{ENDED}{of}"
+        num_received[of] += 1
+        if not file.exists():
+            (folder / f"{ASKED}{of}").touch()
+        while not file.exists():
+            if ended.exists() and not file.exists():
+                raise RuntimeError(f"rank {of} sent no object: it ended with exit code {ended.read_text()}")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        object_list[:] = pickle.loads(file.read_bytes())  # noqa: S301  # of another process of the same command
+        return of
+
+    for name, own in (("send_object_list", send), ("recv_object_list", receive)):
+        setattr(distributed, name, own)
+
+
+if __name__ == "simulated_card_hook":
+    send_through_files()

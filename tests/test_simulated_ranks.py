@@ -1,0 +1,160 @@
+"""`simulate` of one rank of many, and of all of them."""
+
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from fitproof import simulate as simulate_here
+
+CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
+needs_cuda_build = pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
+START = [str(CUDA_PYTHON), "-m", "torch.distributed.run", "--standalone"]
+
+OF_RANKS = """
+import os, sys
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+card = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(card)
+distributed.init_process_group("nccl", device_id=card)
+distributed.new_group(backend="gloo")
+model = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(4)]).to(card)
+if sys.argv[1] == "ddp":
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[card.index])
+else:
+    for layer in (*model, model):
+        fully_shard(layer)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+for step in range(5):
+    model(torch.ones(64, 2048, device=card)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    distributed.barrier()
+"""
+
+
+OF_TWO_KINDS_OF_RANKS = OF_RANKS.replace("2048", "1536").replace(
+    "optimizer =", "kept = torch.empty(2**24 * (distributed.get_rank() >= 3), device=card)\noptimizer ="
+)
+
+
+@needs_cuda_build
+def test_all_ranks_of_many_are_in_the_answer_and_equal_neighbours_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(OF_TWO_KINDS_OF_RANKS)
+    monkeypatch.chdir(tmp_path)
+    command = [str(CUDA_PYTHON), "train.py", "fsdp"]
+    found = simulate_here(command=command, gpu="a100", world_size=6, ranks="all", values="off", smallest=False)
+    assert found.largest is not None and (found.rank, found.largest.rank) == (3, 3)
+    assert [one.ran_as for one in found.ranks] == [0, 0, 2, 3, 3, 5]
+    peaks = [one.peak_allocated_bytes for one in found.ranks]
+    largest = found.largest.peak_allocated_bytes
+    assert peaks == [largest - 2**26] * 3 + [largest] * 3
+    assert "Of 6 ranks this is rank 3, which needs the most. Ranks 0, 2, 3, 5 ran;" in found.answer
+
+
+OF_STAGES = """
+import os, sys
+import torch
+from torch import distributed, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+card = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(card)
+distributed.init_process_group("nccl")
+assert distributed.get_backend() == "nccl"
+layers = [nn.Linear(512, 512) for _ in range(2)]
+if rank == 0:
+    layers.insert(0, nn.Embedding(5000, 512))
+if rank == num_ranks - 1:
+    layers.append(nn.Linear(512, 5000))
+elif len(sys.argv) > 2 and rank:
+    sys.exit(7)
+model = nn.Sequential(*layers).to(card)
+schedule = Schedule1F1B(
+    PipelineStage(model, rank, num_ranks, card),
+    n_microbatches=4,
+    loss_fn=lambda output, target: nn.functional.cross_entropy(output.flatten(0, 1), target.flatten()),
+)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+tokens = torch.zeros(16, 128, dtype=torch.long, device=card)
+for step in range(5):
+    schedule.step(*([tokens] if rank == 0 else []), target=tokens if rank == num_ranks - 1 else None)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+SCRIPTS = {"fsdp": OF_RANKS, "stages": OF_STAGES}
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(
+    ("kind", "num_ranks"),
+    [
+        ("stages", 2),
+        pytest.param("stages", 4, marks=pytest.mark.slow),
+        pytest.param("fsdp", 2, marks=pytest.mark.slow),
+        pytest.param("fsdp", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_one_rank_of_many_is_one_of_as_many_real_processes(
+    kind: str, num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stages of a pipeline tell each other the shapes of what they send, and each keeps it until it is sent."""
+    (tmp_path / "train.py").write_text(SCRIPTS[kind])
+    monkeypatch.chdir(tmp_path)
+    real = simulate_here(
+        command=[*START, f"--nproc-per-node={num_ranks}", "train.py", kind],
+        gpu="a100",
+        gpus=num_ranks,
+        smallest=False,
+    )
+    alone = simulate_here(
+        command=[*START, "train.py", kind], gpu="a100", world_size=num_ranks, ranks="all", smallest=False
+    )
+    peaks = {one.rank: (one.peak_allocated_bytes, one.peak_reserved_bytes) for one in real.processes}
+    assert len(peaks) == num_ranks
+    assert {one.rank: (one.peak_allocated_bytes, one.peak_reserved_bytes) for one in alone.ranks} == peaks
+
+
+@needs_cuda_build
+def test_a_rank_is_told_that_the_one_it_waits_for_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(OF_STAGES)
+    monkeypatch.chdir(tmp_path)
+    found = simulate_here(
+        command=[str(CUDA_PYTHON), "train.py", "stages", "fail"], gpu="a100", world_size=3, smallest=False
+    )
+    assert found.verdict == "no verdict"
+    assert "rank 1 sent no object: it ended with exit code 7" in capfd.readouterr().err
+
+
+@needs_cuda_build
+@pytest.mark.matrix(1)
+@pytest.mark.parametrize("launcher", [["-m", "torch.distributed.run", "--standalone"], []], ids=["torchrun", "python"])
+def test_one_rank_of_many_runs_alone_and_holds_its_part_of_a_sharded_model(
+    launcher: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(OF_RANKS)
+    monkeypatch.chdir(tmp_path)
+    peaks = {}
+    for kind in ("ddp", "fsdp"):
+        found = simulate_here(
+            command=[str(CUDA_PYTHON), *launcher, "train.py", kind], gpu="a100", world_size=8, rank=3, smallest=False
+        )
+        assert (found.verdict, len(found.processes)) == ("fits", 1) and found.largest is not None
+        assert (found.largest.rank, found.largest.num_steps) == (3, 3)
+        assert "as rank 3 of 8" in found.notes[0]
+        peaks[kind] = found.largest
+    assert found.nccl_bytes is not None and found.nccl_bytes[0] < found.nccl_bytes[1]  # of the group that is NCCL's
+    assert "one communicator would take" in " ".join(found.notes)
+    parameters = 4 * 4 * 2048 * 2048
+    sharded, whole = (peaks[kind].peak.category_bytes for kind in ("fsdp", "ddp"))
+    assert (whole["parameters"], whole["optimizer state"]) == (parameters, 2 * parameters)
+    assert (sharded["parameters"], sharded["optimizer state"]) == (parameters / 8, 2 * parameters / 8)
+    assert peaks["ddp"].peak_allocated_bytes - peaks["fsdp"].peak_allocated_bytes > 3 * parameters * 7 / 8
