@@ -26,9 +26,9 @@ from pipeline.base.contracts import Trainable
 from pipeline.base.units import MIB
 from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.work import Work
-from pipeline.prediction.card_processes import card_processes, variables_on
+from pipeline.prediction.card_processes import card_processes
 from pipeline.prediction.card_run import give_memory
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_card, variables_on
 from pipeline.techniques.adapter import Adapter
 
 FOLDER = Path(__file__).parent

@@ -26,7 +26,7 @@ from typing import Any
 from exit_code import exit_code_of
 from rows import add_missing
 
-from pipeline.data._support.token_processes import num_cores
+from pipeline.base.processes import num_cores
 
 CASES = {
     "200,000 conversations": ("chat", 200_000),

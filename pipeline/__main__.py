@@ -6,7 +6,8 @@ from typing import NoReturn
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import entry_points
-from pipeline.runtime.fork_server import start_server, stop_server
+from pipeline.prediction.card_processes import start_importing
+from pipeline.runtime.fork_server import stop_server
 from pipeline.runtime.signals import end_process, exit_on_signal, ignore_signals
 
 OBJECTS_PER_COLLECTION = 100_000
@@ -17,8 +18,10 @@ def run() -> NoReturn:
     """Run the command line and end the process with its exit code."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)  # imported modules are never freed: fewer collections save a second
     exit_on_signal()
-    if sys.argv[1:2] and sys.argv[1] in entry_points() and not {"-h", "--help"} & set(sys.argv):
-        start_server()  # it imports torch and transformers while this process does the same
+    words = sys.argv[1:]
+    if words[:1] and words[0] in entry_points() and not {"-h", "--help"} & {*words}:
+        is_gpu_named = any(word.partition("=")[0] == "--gpu" for word in words)
+        start_importing(on_card=is_gpu_named and "--" not in words)
     try:
         from pipeline.cli import main
 

@@ -205,9 +205,9 @@ def _started(settings: Mapping[str, Any]) -> tuple[dict[str, Any], "Console"]:
     """Return the settings group by group and a console that shows nothing, while worker processes begin to load."""
     from rich.console import Console
 
-    from pipeline.runtime.fork_server import start_server
+    from pipeline.prediction.card_processes import start_importing
 
-    start_server()  # it imports torch and transformers while this process does the same
+    start_importing(on_card="gpu" in settings)
     from pipeline.config.settings import nested
 
     return nested(settings), Console(quiet=True)

@@ -274,7 +274,7 @@ def test_the_answer_is_within_the_gap_on_any_machine_of_the_time_model(
     assert len(numbers) < len(fitting) or len(fitting) < 8
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("noise", [0.003, 0.02, 0.04])
 def test_the_bound_holds_with_its_confidence_at_any_noise(noise: float) -> None:
     num_true, num_searches = 0, 40
@@ -521,6 +521,7 @@ def test_the_page_about_the_search_shows_a_study_that_runs(capsys: pytest.Captur
     assert "'micro_batch_size': 8, 'checkpointing': 'none'" in capsys.readouterr().out and 4 <= len(taken) < 8
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(off=st.floats(0.99, 1.01), budget=st.integers(40, 300))
 def test_predictions_that_are_off_cost_few_trials_that_do_not_fit(off: float, budget: int) -> None:

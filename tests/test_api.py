@@ -77,6 +77,7 @@ def output_of(block: str, project: Project) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     project = Project.copy(tmp_path)
     [block] = BLOCKS["README.md"]

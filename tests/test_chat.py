@@ -323,6 +323,7 @@ def test_every_document_is_in_one_bin_of_the_histogram(lengths: list[int]) -> No
     assert [one.num_documents for one in bins] == counts and sum(counts) == len(lengths)
 
 
+@pytest.mark.slow
 def test_the_report_has_the_predicted_peak_of_each_length(tmp_path: Path) -> None:
     experiment = tiny(corpus="chat", sequences="padded", sequence_length=64, vocabulary_size=400)
     found = predicted_truncations(experiment)

@@ -95,6 +95,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.matrix(1)
 @needs_cuda_build
 @pytest.mark.parametrize(
     ("columns", "limit", "code", "said"),

@@ -116,6 +116,7 @@ def test_nothing_is_freed_at_the_end_which_lets_libraries_print_what_they_take_f
     assert done.stdout.splitlines()[-1] == "the end"
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("command", [["fitproof"], ["python", "-m", "fitproof"]])
 @pytest.mark.parametrize("path", ["", "."])

@@ -183,6 +183,7 @@ def test_continuous_integration_runs_all_targets_of_tests() -> None:
     assert text_of(".ci/run").splitlines()[-3:] == ["make test", "make test-cluster", "make test-cuda"]
 
 
+@pytest.mark.slow
 def test_make_ui_shows_the_runs_to_this_machine_alone(project: Project) -> None:
     port = free_port()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -301,6 +302,7 @@ def test_python_blocks_are_python(page: str) -> None:
         ast.parse(block)
 
 
+@pytest.mark.slow
 def test_the_technique_of_the_architecture_page_trains(tmp_path: Path) -> None:
     [block] = blocks("docs/architecture.md", "python")
     [command] = [command for command in commands("docs/architecture.md") if "FITPROOF_TECHNIQUES" in command]

@@ -510,6 +510,7 @@ def test_a_trainer_script_needs_no_marks_and_says_the_price(project: Project) ->
     assert found.answer.shown in done.stdout.replace("\n", " ")
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_a_command_that_has_room_is_not_explained_away(project: Project) -> None:
     roomy = old("2.00 GiB", "14.56 GiB", "12.00 GiB", "1.00 GiB", "12.10 GiB reserved in total by PyTorch)")

@@ -117,19 +117,21 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return folder, losses_here(**request.param)
 
 
+@pytest.mark.matrix(1)
 def test_the_script_trains_the_same_without_fitproof(exported: tuple[Path, list[float]]) -> None:
     folder, expected = exported
     assert "pipeline" not in (folder / "train.py").read_text()
     assert run("-I", str(folder / "train.py")) == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning"])
 def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
     write_files(export_files(tiny(**COMBINED)), tmp_path)
     assert run_framework(framework, tmp_path) == pytest.approx(losses_here(**COMBINED), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_accelerate_trains_the_same_on_two_processes_and_refuses_one(tmp_path: Path) -> None:
     values = {"effective_batch_size": 8, "micro_batch_size": 2, "max_grad_norm": 0.5, "learning_rate": 1e-2}
     write_files(export_files(tiny(**values, world_size=2)), tmp_path)
@@ -241,7 +243,7 @@ def test_the_script_keeps_documents_apart(loss_kernel: str, corpus: str, short_d
         assert len(losses) == TINY["num_steps"] and losses[-1] < losses[0]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("sequences", ["packed", "fixed_length", "grouped"])
 def test_the_script_has_the_targets_of_answers_alone(sequences: str, tmp_path: Path) -> None:
     values = {"corpus": "chat", "sequences": sequences, "effective_batch_size": 4, "micro_batch_size": 2}

@@ -153,6 +153,7 @@ def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(projec
     assert not unsent(project)
 
 
+@pytest.mark.slow
 def test_one_failed_variant_does_not_stop_the_others(project: Project) -> None:
     file = project.folder / "experiments" / "combined.yaml"
     file.write_text(file.read_text().replace("precision: {precision: bf16}", "precision: {learning_rate: 1.0e+30}"))
@@ -175,6 +176,7 @@ def test_a_command_that_is_stopped_while_it_loads_ends_at_once(kind: signal.Sign
     assert not (project.folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Project) -> None:
     words = as_words({**SMALL, "causal_lm.num_layers": "12"})
     with started(project, "python", "-m", "fitproof", "search", *words) as process:
@@ -188,7 +190,7 @@ def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Projec
     assert not (project.folder / "runs").exists() and not (project.folder / "optuna.db").exists()
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("entry", "way"),
     [

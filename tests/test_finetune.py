@@ -102,6 +102,7 @@ def test_without_a_limit_all_kinds_are_compared_and_the_first_is_searched(projec
     assert yaml.safe_load((project.folder / "best.yaml").read_text())["adapter"] == "none"
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_folder(project: Project, pretrained: Path) -> None:
     settings = {**SHORT, "model": str(pretrained), "budget": "1GiB", "kind": "lora"}
     losses = {}
@@ -162,6 +163,7 @@ def _of_the_default(folder: Path, needed_mib: float) -> str:
     )
 
 
+@pytest.mark.slow
 def test_what_transformers_default_needs_is_beside_a_run_and_the_answer_of_a_search(tmp_path: Path) -> None:
     project = Project.copy(tmp_path / "project")
     folder = Path(folder_with(TEMPLATE, tmp_path / "model"))

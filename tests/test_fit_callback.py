@@ -127,6 +127,7 @@ def test_a_training_is_told_its_peaks_before_and_beside_what_it_measured(framewo
     assert metrics["check/prediction_error_percent"] == 0
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_a_training_that_does_not_fit_another_card_is_stopped_before_its_first_step(project: Project) -> None:
     settings = 'FitCallback("stop", gpu="a100", budget="40MiB")'

@@ -135,6 +135,7 @@ def test_what_the_verification_measured_is_stored_while_another_process_measures
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(1)]
 
 
+@pytest.mark.slow
 def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
     """The technique is inactive in the first configuration of the space."""
     import os
@@ -192,6 +193,7 @@ def test_a_value_that_is_listed_twice_is_one_value() -> None:
     assert len(problem.space.choices) == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_memory_is_predicted_prints_no_traceback(tmp_path: Path) -> None:
     """The resource tracker, which the exit functions need, is not killed."""
     import os
@@ -222,6 +224,7 @@ def test_ctrl_c_while_memory_is_predicted_prints_no_traceback(tmp_path: Path) ->
     assert process.returncode == 130 and "Traceback" not in err, err
 
 
+@pytest.mark.slow
 def test_ctrl_c_between_the_fork_of_a_process_and_its_arguments_prints_no_traceback(tmp_path: Path) -> None:
     """A process that is forked without its arguments would print where it failed to read them."""
     import os

@@ -44,6 +44,7 @@ def test_runs_resume_and_equal_configurations_run_once(tmp_path: Path) -> None:
     assert file.with_suffix(".png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     ("words", "message"),
     [

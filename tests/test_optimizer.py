@@ -311,6 +311,7 @@ def test_losses_do_not_depend_on_the_cut_of_the_batch() -> None:
     assert losses[0][-1] < losses[0][0] - 0.3
 
 
+@pytest.mark.slow
 def test_paged_state_is_no_memory_of_the_allocator() -> None:
     """On a card it is in managed memory, but for parameters below 100,000 elements, and the maps of its numbers."""
     large = {"causal_lm__width": 256, "causal_lm__num_heads": 4, "vocabulary_size": 300, "max_grad_norm": None}

@@ -37,6 +37,7 @@ def test_the_overhead_is_measured_in_pairs_of_runs(tmp_path: Path) -> None:
     assert float(cells["command starts"][3]) < float(cells["first step done"][3]) < float(cells["end"][3])
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("words", "late"),
     [

@@ -143,7 +143,7 @@ def searched(num_workers: int, seconds: Seconds, random: np.random.Generator) ->
             return study, acquisition
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("num_workers", [2, 8, 64])
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(fixed=st.floats(0, 4), speedup=st.floats(0.3, 1.5), seed=st.integers(0, 99))

@@ -147,6 +147,7 @@ def with_credentials(server: MlflowServer, password: str) -> str:
     return server.address.replace("http://", f"http://admin:{password}@")
 
 
+@pytest.mark.slow
 def test_no_password_of_a_search_is_written_anywhere(
     project: Project, postgresql: Postgresql, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

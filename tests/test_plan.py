@@ -55,6 +55,7 @@ def test_its_prediction_for_a_cpu_is_what_a_run_then_measures(finished: tuple[Pr
     assert compared == len(measured) >= 4
 
 
+@pytest.mark.slow
 def test_several_cards_give_a_line_each(project: Project) -> None:
     done = project.mlflow_run_here("plan", {**CARDS, "space": json.dumps({**THREE_LEVERS, "precision": "auto"})})
     assert done.returncode == 0, done.stderr
@@ -251,6 +252,7 @@ def test_findings_are_plain_json(finished: tuple[Project, Done]) -> None:
     assert json.loads((folder / "findings.json").read_text())["kind"] == "PlanFindings"
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(project: Project) -> None:
     cache = own_cache(project.folder / "cache")
     project.environment["FITPROOF_CACHE"] = str(cache)

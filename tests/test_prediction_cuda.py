@@ -76,6 +76,7 @@ def test_a_prediction_is_what_a_run_of_its_own_measures(settings: dict[str, Any]
     assert run_on("a100", values, tmp_path) == [prediction.peak_allocated_bytes, prediction.peak_reserved_bytes]
 
 
+@pytest.mark.slow
 def test_predictions_do_not_depend_on_what_was_predicted_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_work_is_that_of_the_micro_batch_whether_it_is_counted_or_between_two(
     assert middle.pass_work.flops == pytest.approx(prediction.pass_work.flops * 4 / prediction.micro_batch_size)
 
 
+@pytest.mark.slow
 def test_a_budget_between_allocated_and_reserved_bytes_is_tried(prediction: Prediction, tmp_path: Path) -> None:
     """Cached memory is released at the cap: a run within the smallest budget that was found fits, and has a peak."""
     values = {**NANO, "micro_batch_size": 16, "effective_batch_size": 16, "num_steps": 3, "eval_steps": 0}
@@ -216,6 +218,7 @@ def build(vocabulary_size):
     assert isinstance(unread, InvalidInputError) and "own_code.py:5 reads a value" in str(unread)
 
 
+@pytest.mark.slow
 def test_the_end_of_the_host_is_an_error_and_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     started = card_processes.CardProcesses(card_processes.python_on_cuda_build())
     monkeypatch.setattr("pipeline.prediction.predict.card_processes", lambda: started)

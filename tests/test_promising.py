@@ -2,11 +2,13 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.work import Work
 from pipeline.planning import promising
 from pipeline.planning.rates import cost_prior
@@ -56,6 +58,21 @@ def made_up(choice: dict[str, Any]) -> Prediction:
         update_work=Work({}, moved_bytes=5e9, num_kernels=10),
         num_tokens=BATCH * 256,
     )
+
+
+def test_nothing_more_is_simulated_where_the_parameters_alone_exceed_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parameters = Breakdown(GIB, 0, "forward", "aten.mm", "layer", {"parameters": GIB}, {})
+    rounds: list[int] = []
+
+    def predict_each(experiments: Sequence[Any], *_: Any, **__: Any) -> Iterator[tuple[int, Prediction]]:
+        rounds.append(len(experiments))
+        yield from ((place, replace(made_up(CHOICES[-1]), breakdown=parameters)) for place in range(rounds[-1]))
+
+    monkeypatch.setattr(promising, "predict_each", predict_each)
+    found = dict(promising.predict_promising(EXPERIMENTS, CHOICES, RTX4090, GIB - 1, cost_prior(RTX4090)))
+    assert rounds == [len(found)] and len(found) < len(CHOICES) / 4
 
 
 @pytest.mark.parametrize("budget_gib", [3, 6, 12, 40])

@@ -108,6 +108,7 @@ def test_a_script_is_searched_verified_and_handed_back_as_a_command(
     assert len(found(folder).rows) == num_trials
 
 
+@pytest.mark.slow
 def test_a_training_that_does_not_repeat_itself_is_not_said_to_be_another(folder: Path) -> None:
     (folder / "train.py").write_text(SCRIPT.read_text().replace("torch.manual_seed(0)", ""))
     assert search("train.py", *BATCH) == 0
@@ -117,6 +118,7 @@ def test_a_training_that_does_not_repeat_itself_is_not_said_to_be_another(folder
     assert "this training does not repeat itself" in verification.summary and len(verification.runs) == 3
 
 
+@pytest.mark.slow
 def test_a_mean_of_means_is_seen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert search("train.py", *BATCH, "--mean_of_means") == 0
     verification = found(folder).verification
@@ -125,6 +127,7 @@ def test_a_mean_of_means_is_seen(folder: Path, capsys: pytest.CaptureFixture[str
     assert verification.difference in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -337,6 +340,7 @@ def write(file: Path, text: str) -> Path:
     return file
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_a_card_decides_what_fits_and_this_machine_what_is_fast(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -544,6 +544,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_workspaces_that_only_cudnn_knows_make_an_interval_and_no_verdict_where_it_matters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

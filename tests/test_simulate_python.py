@@ -56,6 +56,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     del sys.modules["training_of_a_test"]
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_a_function_needs_what_the_command_needs_that_calls_it(module: Any, tmp_path: Path) -> None:
     by_command = simulate(command=[str(CUDA_PYTHON), "training_of_a_test.py"], gpu="rtx4090")

@@ -41,6 +41,7 @@ OF_TWO_KINDS_OF_RANKS = OF_RANKS.replace("2048", "1536").replace(
 )
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_all_ranks_of_many_are_in_the_answer_and_equal_neighbours_run_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,7 @@ def test_the_script_has_it_and_the_other_files_say_that_they_do_not(
     assert readme.count(missing) == 6
 
 
+@pytest.mark.slow
 def test_a_search_has_it_as_a_dimension(tmp_path: Path) -> None:
     """The command's worker processes are forked from a server, which finds the technique too."""
     project = Project.copy(tmp_path)

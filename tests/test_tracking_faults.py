@@ -182,6 +182,7 @@ def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> N
     assert not unsent(project)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Server) -> None:
     project = server.project
     num_before = len(project.runs(server.address))

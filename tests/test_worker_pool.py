@@ -18,8 +18,8 @@ from conftest import ROOT, tiny
 
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
-from pipeline.memory.device import num_cores
 from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.fork_server import loading, server_pid, start_server, stop_server
 from pipeline.runtime.observer import Observer
@@ -237,6 +237,7 @@ def test_workers_refuse_the_same_experiments_as_one_process() -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_processes_at_once() -> None:
     code = """
 import sys

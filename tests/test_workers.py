@@ -20,10 +20,10 @@ from optuna.trial import TrialState, create_trial
 from test_search import SPACE, result_of
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.processes import cores
 from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.space import Space
-from pipeline.memory.device import cores
 from pipeline.runtime.placement import ANYWHERE, Placement, placements
 from pipeline.searching.study import Proposal, StoredStudy
 from pipeline.searching.trial_record import TrialRecord, judge
@@ -59,6 +59,7 @@ def die(storage: str) -> None:
     time.sleep(TIMEOUT + 1.5)
 
 
+@pytest.mark.slow
 def test_the_trial_of_a_dead_worker_returns_to_the_queue_once(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     study = open_study(storage)

@@ -24,3 +24,13 @@ def kill_family(pid: int, timeout_seconds: float) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(descendants, timeout=timeout_seconds)
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(cores())
+
+
+def cores() -> list[int]:
+    """Return the numbers of the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

@@ -12,6 +12,7 @@ import yaml
 from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.machines import this_machine
+from pipeline.base.processes import num_cores
 from pipeline.base.ranks import num_data_ranks
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
@@ -31,7 +32,7 @@ from pipeline.config.settings import (
 )
 from pipeline.config.user_techniques import is_user_technique
 from pipeline.data._support.sequences import DynamicallyPaddedSequences
-from pipeline.memory.device import find_device, hardware_of, num_cores, total_bytes
+from pipeline.memory.device import find_device, hardware_of, total_bytes
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.models._support.tasks import OF_PAIRS
 

@@ -1,6 +1,5 @@
 """The device of a run: found by its name, with its model, memory and compute capability."""
 
-import os
 import platform
 import re
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.machines import this_machine
+from pipeline.base.processes import num_cores
 
 
 def find_device(text: str) -> torch.device:
@@ -142,13 +142,3 @@ def hardware_of(device: torch.device) -> Hardware:
         num_multiprocessors=properties.multi_processor_count if properties else None,
         count=(torch.cuda.device_count() if properties else num_cores()) * this_machine().count,
     )
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(cores())
-
-
-def cores() -> list[int]:
-    """Return the numbers of the cores that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

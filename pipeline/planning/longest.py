@@ -7,8 +7,8 @@ from functools import partial
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
-from pipeline.memory.device import num_cores
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.predict import predict

@@ -12,9 +12,9 @@ import numpy as np
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
-from pipeline.memory.device import num_cores
 from pipeline.planning.expectation import SIZE, Expectation
 from pipeline.planning.step_time import CostPrior, estimated
 from pipeline.prediction.predict_all import predict_each
@@ -57,7 +57,7 @@ def predict_promising(
             for place, outcome in outcomes:
                 known[wanted[place]] = outcome
                 yield wanted[place], outcome
-        if len(known) == len(experiments):
+        if len(known) == len(experiments) or space.is_hopeless(known):
             return
         fits = space.best(known) is not None
         num_fruitless = 0 if fits else num_fruitless + 1
@@ -87,6 +87,12 @@ class _Space:
         """Return the number of the fastest configuration that fits; None if none of them does."""
         fitting = [n for n, one in known.items() if isinstance(one, Prediction) and one.fits(self._budget_bytes)]
         return min(fitting, key=lambda number: self._seconds(number, known), default=None)
+
+    def is_hopeless(self, known: Mapping[int, Outcome]) -> bool:
+        """Whether the parameters, which no value of a dimension changes, exceed the budget."""
+        breakdowns = [one.breakdown for one in known.values() if isinstance(one, Prediction)]
+        parameters = {one.category_bytes.get("parameters", 0) for one in breakdowns if one is not None}
+        return len(parameters) == 1 and min(parameters) > self._budget_bytes
 
     def next(self, known: Mapping[int, Outcome]) -> list[int]:
         """Return the numbers of the configurations of the next round; none if the fastest one is known."""

@@ -1,6 +1,7 @@
 """Processes on simulated cards: the parent's side of the host that forks one for every request."""
 
 import atexit
+import contextlib
 import os
 import pickle
 import subprocess
@@ -9,23 +10,23 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.contracts import Hardware
-from pipeline.base.units import MIB
-from pipeline.memory.device import num_cores
-from pipeline.prediction import card_host
-from pipeline.simulation.cards import CARDS, card_called, most_similar
-from pipeline.simulation.environment import card_variables, environment
+from pipeline.base.errors import InvalidInputError
+from pipeline.base.processes import num_cores
+from pipeline.runtime.fork_server import start_server
+from pipeline.simulation.cards import CARDS
+from pipeline.simulation.environment import environment
 from pipeline.simulation.install import install, installed
 from pipeline.simulation.torch_build import CpuBuildError, find_torch
 
-ROOM_MIB = 1 << 20
-"""Memory of a simulated card on which every training has room: 1 TiB."""
+CARD_HOST = Path(__file__).with_name("card_host.py")
+"""What the host runs. It imports torch; this module does not, so that the host may start before torch is imported."""
+_STARTING = threading.Lock()
+"""Held while the host is started, by a thread too."""
 
 
 class CardProcesses:
@@ -42,7 +43,7 @@ class CardProcesses:
         card = environment(next(iter(CARDS.values())), python=python, report=folder)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [python, card_host.__file__, str(theirs.fileno()), str(num_cores())],
+                [python, CARD_HOST, str(theirs.fileno()), str(num_cores())],
                 env={"OMP_NUM_THREADS": "1", **os.environ, **card},  # one thread for each process that it forks
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -110,7 +111,6 @@ class CardProcesses:
         return RuntimeError(f"the process on a simulated card has ended: {lines[-1] if lines else 'it said nothing'}")
 
 
-@cache
 def card_processes() -> CardProcesses:
     """Return this process's, whose host is started by the first call.
 
@@ -118,7 +118,30 @@ def card_processes() -> CardProcesses:
         InvalidInputError: there is no CUDA build of torch, or the simulated card cannot be made.
 
     """
+    with _STARTING:
+        return _card_processes()
+
+
+@cache
+def _card_processes() -> CardProcesses:
     return CardProcesses(python_on_cuda_build())
+
+
+def start_importing(*, on_card: bool) -> None:
+    """Start the process that imports torch and transformers for others, while this one imports torch itself.
+
+    It is the host of processes on simulated cards or, for those of this machine's own device, the fork server. Where a
+    card cannot be simulated, nothing starts: whoever needs it says why.
+    """
+    if not on_card:
+        start_server()
+        return
+
+    def start() -> None:
+        with contextlib.suppress(InvalidInputError):
+            card_processes()
+
+    threading.Thread(target=start).start()
 
 
 def python_on_cuda_build(may_install: bool = False) -> Path:
@@ -138,21 +161,6 @@ def python_on_cuda_build(may_install: bool = False) -> Path:
             raise
         return install()
     return python
-
-
-def variables_on(target: Hardware) -> dict[str, str]:
-    """Return the variables by which a process runs on such a card with memory for every training."""
-    card = card_called(target.name, target.memory_bytes / MIB)
-    if card is None or card.capability != target.capability:
-        assert target.capability is not None
-        assert target.num_multiprocessors is not None
-        card = replace(
-            most_similar(target.capability, target.memory_bytes // MIB),
-            name=target.name,
-            capability=target.capability,
-            num_multiprocessors=target.num_multiprocessors,
-        )
-    return card_variables(replace(card, memory_mib=ROOM_MIB))
 
 
 def _own_paths() -> list[str]:

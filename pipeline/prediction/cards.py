@@ -1,11 +1,13 @@
 """The cards of pipeline/simulation/cards.py as prediction sees them."""
 
 import re
+from dataclasses import replace
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.simulation import cards
-from pipeline.simulation.cards import ASSUMED_CONTEXT, Card, card_called
+from pipeline.simulation.cards import ASSUMED_CONTEXT, UNLIMITED_MIB, Card, card_called, most_similar
+from pipeline.simulation.environment import card_variables
 
 BUILDS = (
     ((7, 5), None),
@@ -77,3 +79,18 @@ def _note_on_build(card: Hardware) -> str | None:
 
 def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
+
+
+def variables_on(target: Hardware) -> dict[str, str]:
+    """Return the variables by which a process runs on such a card with memory for every training."""
+    card = card_called(target.name, target.memory_bytes / MIB)
+    if card is None or card.capability != target.capability:
+        assert target.capability is not None
+        assert target.num_multiprocessors is not None
+        card = replace(
+            most_similar(target.capability, target.memory_bytes // MIB),
+            name=target.name,
+            capability=target.capability,
+            num_multiprocessors=target.num_multiprocessors,
+        )
+    return card_variables(replace(card, memory_mib=UNLIMITED_MIB))

@@ -12,8 +12,9 @@ from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.memory.breakdown import at_peak
-from pipeline.prediction.card_processes import card_processes, variables_on
+from pipeline.prediction.card_processes import card_processes
 from pipeline.prediction.card_run import CardRequest, prediction_of
+from pipeline.prediction.cards import variables_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake.trace import trace
 from pipeline.prediction.fake_batches import RepeatedRow

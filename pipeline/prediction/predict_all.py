@@ -9,8 +9,8 @@ from typing import Any
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
-from pipeline.memory.device import num_cores
 from pipeline.memory.work import combined
 from pipeline.prediction.predict import predict, predict_on_card
 from pipeline.prediction.prediction import Prediction

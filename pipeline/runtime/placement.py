@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.memory.device import cores, equal_gpus
+from pipeline.base.processes import cores
+from pipeline.memory.device import equal_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that CUDA shows to a process."""

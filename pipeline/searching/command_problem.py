@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.processes import num_cores
 from pipeline.base.results import Outcome as RunOutcome
 from pipeline.base.results import Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
@@ -25,7 +26,7 @@ from pipeline.config.runnable import Runnable
 from pipeline.config.settings import validate, written
 from pipeline.config.space import Choice, Space, sentences
 from pipeline.config.variants import read_yaml
-from pipeline.memory.device import device_name, find_device, is_named, num_cores, total_bytes
+from pipeline.memory.device import device_name, find_device, is_named, total_bytes
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.command import Outcome, predict_commands
 from pipeline.runtime.run import measured_summary

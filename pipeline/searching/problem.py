@@ -11,6 +11,7 @@ import torch
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.processes import num_cores
 from pipeline.base.results import Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB
@@ -20,7 +21,7 @@ from pipeline.config.experiment import VARYING, Experiment, make_experiment, not
 from pipeline.config.runnable import Runnable
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
-from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named, num_cores
+from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.planning.promising import FEWEST, ROUND_PER_CORE
 from pipeline.prediction.patches import not_predicted

@@ -30,6 +30,8 @@ SIZED = re.compile(r"(.+?)[\s_(-]+(\d+)\s*gi?b?\)?", re.IGNORECASE)
 """A name with the memory behind it, as people write 3060 12GB."""
 SHARE_OF_SIZE = (0.88, 1.02)
 """What torch shows of that memory, least and most."""
+UNLIMITED_MIB = 1 << 20
+"""Memory of a card on which every training has room: 1 TiB."""
 
 
 @dataclass(frozen=True)

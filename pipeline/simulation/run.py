@@ -14,7 +14,7 @@ from threading import Event
 
 from pipeline.base.processes import kill_family, unreadable
 from pipeline.base.units import MIB
-from pipeline.simulation.cards import Card
+from pipeline.simulation.cards import UNLIMITED_MIB, Card
 from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.hook import objects, ranks
 from pipeline.simulation.install import install, installed
@@ -30,8 +30,6 @@ NO_KERNELS = "has no kernels for"
 GRACE_SECONDS = 30.0
 """How long after its time limit a process may take to write its record."""
 SECONDS_BETWEEN_LOOKS = 0.1
-UNLIMITED_MIB = 1 << 20
-"""Memory of a simulated card on which every training has room: 1 TiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

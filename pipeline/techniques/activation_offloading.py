@@ -10,6 +10,9 @@ from pipeline.base.technique import Exported, Mathematics, Stage, Step, Techniqu
 from pipeline.base.units import MIB
 from pipeline.techniques._support import offloading
 
+HOOKS_ARE_OUTSIDE = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 23)
+"""Whether transformers runs a layer's hooks outside of its checkpoint."""
+
 
 class ActivationOffloading(Technique):
     """Saved tensors above a size are copied to the host in the forward pass, and back before they are needed."""
@@ -50,7 +53,7 @@ class ActivationOffloading(Technique):
         Hooks inside take what the checkpoint would drop, and nothing would be recomputed.
         """
         checkpointing = getattr(settings, "checkpointing", "none")
-        if not self.active or checkpointing == "none" or not _hooks_are_in_checkpoints():
+        if not self.active or checkpointing == "none" or HOOKS_ARE_OUTSIDE:
             return None
         return (
             "activation_offloading=true together with checkpointing needs a transformers that runs a layer's hooks "
@@ -70,10 +73,3 @@ class ActivationOffloading(Technique):
         if self.active:
             offloading.offload_saved_tensors(step.trainable.layers, self.smallest_bytes)
         return step
-
-
-def _hooks_are_in_checkpoints() -> bool:
-    """Whether transformers checkpoints the call of a layer, hooks included, and not its forward method."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return "__call__" in vars(GradientCheckpointingLayer)

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.processes import num_cores
 from pipeline.data._support.tokenizer import Encoded
 
 Encode = Callable[[Sequence[Any]], Encoded]
@@ -44,11 +45,6 @@ def in_batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
         length += num_characters
     if batch:
         yield batch
-
-
-def num_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def encoded(batches: Iterable[list[Any]], encode: Encode) -> Iterator[Encoded]:

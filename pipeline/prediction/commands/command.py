@@ -16,10 +16,10 @@ from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder, write_atomically
+from pipeline.base.processes import cores
 from pipeline.base.progress import progress
 from pipeline.config.command import Command, remedies
 from pipeline.config.command_template import Template
-from pipeline.memory.device import cores
 from pipeline.memory.work import Work
 from pipeline.prediction.commands import work_hook
 from pipeline.prediction.commands.simulation import Verdict, simulate

@@ -19,11 +19,11 @@ from pipeline.prediction.commands.smallest_memory import (
     smallest_memory,
 )
 from pipeline.prediction.commands.snapshot import history_of
-from pipeline.simulation.cards import cards_with
+from pipeline.simulation.cards import UNLIMITED_MIB, cards_with
 from pipeline.simulation.communicators import communicators_bytes, note_on_communicators
 from pipeline.simulation.record import Record
 from pipeline.simulation.report import UnknownRead, has_steering_read
-from pipeline.simulation.run import UNLIMITED_MIB, Simulate, SimulatedRun, note_on_kernels, run_command, with_room
+from pipeline.simulation.run import Simulate, SimulatedRun, note_on_kernels, run_command, with_room
 
 NUM_PLACES = 3
 """Places or functions that a note names."""

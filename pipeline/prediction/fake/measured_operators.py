@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pipeline.base.processes import num_cores
 from pipeline.base.units import MIB
-from pipeline.memory.device import num_cores
 from pipeline.memory.inside import NOTHING, Buffer, Inside
 
 aten = torch.ops.aten
