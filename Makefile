@@ -41,7 +41,8 @@ test-all: check $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m gpu
 
 test-cluster: .venv/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py tests/test_machines.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py tests/test_machines.py \
+		$(if $(CI),-m "not long")
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks
 
 test-cuda: $(CUDA_INSTALLED)

@@ -151,6 +151,7 @@ def test_the_exported_script_offloads(tmp_path: Path) -> None:
     assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**settings), abs=1e-4)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.gpu
 @pytest.mark.every_card
 @pytest.mark.parametrize("settings", [EVERYTHING, {"activation_offloading": True}, {"checkpointing": "offloaded"}])

@@ -215,6 +215,7 @@ def cluster() -> Iterator[RayCluster]:
         yield nodes
 
 
+@pytest.mark.long
 def test_a_driver_a_task_and_a_raylet_of_ray_that_are_killed_lose_no_trial(
     setting: Setting, cluster: RayCluster
 ) -> None:
@@ -267,6 +268,7 @@ def test_servers_that_are_away_and_a_network_that_hangs_lose_no_trial(setting: S
     setting.check()
 
 
+@pytest.mark.long
 def test_a_search_and_a_worker_that_joined_lose_no_trial_when_they_are_killed(setting: Setting) -> None:
     """The worker goes on without the search, and the two searches that replace it go on without the worker."""
     joins = ["python", "-m", "fitproof", "worker", "--study", "faults", "--storage", setting.url, "--workers", "2"]
@@ -288,6 +290,7 @@ def test_a_search_and_a_worker_that_joined_lose_no_trial_when_they_are_killed(se
     setting.check()
 
 
+@pytest.mark.long
 def test_a_search_that_is_ended_by_ctrl_c_leaves_no_process_and_the_same_command_resumes(
     setting: Setting, cluster: RayCluster
 ) -> None:

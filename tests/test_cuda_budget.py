@@ -108,6 +108,7 @@ def test_the_trials_of_a_search_never_exceed_its_budget(project: Project) -> Non
     assert again.returncode == 0, again.stdout
 
 
+@pytest.mark.slow
 def test_a_search_that_is_interrupted_and_killed_resumes(project: Project) -> None:
     """TPE does not predict memory, so some of its trials are refused."""
     words = ["python", "-m", "fitproof", "search", *as_words(STUDY)]

@@ -122,6 +122,7 @@ def test_a_format_that_a_card_does_not_support_is_skipped_with_the_reason(finish
     assert {*ran} == {"fp32", "accumulation", "checkpointing", "accumulation + checkpointing"}
 
 
+@pytest.mark.slow
 def test_all_four_formats_run_on_an_ampere_card(finished_on: FinishedOn) -> None:
     project, _ = finished_on("a100")
     assert {*project.children_of(project.parent_of("precision"))} == {"fp32", "tf32", "fp16", "bf16"}
@@ -196,6 +197,7 @@ def test_a_budget_limits_the_second_card(two_cards: Project) -> None:
     assert run.data.tags["outcome"] == "out_of_memory" and run.data.metrics["memory/peak_reserved_mib"] <= 22
 
 
+@pytest.mark.slow
 def test_a_search_verifies_its_answer_for_100_steps_of_the_lengths_of_the_corpus(tmp_path: Path) -> None:
     """With what the allocator holds after each step in MLflow and in the report."""
     project = project_on("a100", tmp_path)

@@ -84,7 +84,7 @@ def test_the_peak_of_an_evaluation_is_below_that_of_the_training(lever: Lever) -
 
 
 @pytest.mark.gpu
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(2)
 @each_that_runs_on_a_card
 def test_an_evaluation_raises_no_peak_on_a_card(lever: Lever, card: Any) -> None:
     """Neither of the allocated bytes nor of the reserved ones, though what the allocator has cached is divided anew."""
@@ -153,6 +153,7 @@ SAVED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.gpu
 @pytest.mark.parametrize("settings", SAVED, ids=str)
 def test_saving_takes_no_memory_of_a_card(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -192,6 +192,7 @@ def test_the_peak_on_a_cpu_is_predicted(lever: Lever) -> None:
         assert predict(experiment, CPU).peak_allocated_bytes == exact, model
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.gpu
 @each(lever for lever in ON_CUDA if lever.predicted)
 def test_the_peak_on_a_card_is_predicted(lever: Lever, card: Any) -> None:

@@ -98,7 +98,7 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["fixed", "agreed"])
+@pytest.mark.parametrize("how", ["fixed", pytest.param("agreed", marks=pytest.mark.long)])
 def test_two_machines_train_as_one_and_their_save_goes_on_elsewhere(two: Two, how: str) -> None:
     shutil.copytree(ROOT / "experiments", two.folder / "experiments")
     alone = Project(two.folder)

@@ -185,6 +185,7 @@ def test_many_workers_keep_the_study_consistent(problem: SearchProblem, database
     assert answer >= (1 - NOISE) * max(fitting)
 
 
+@pytest.mark.long
 def test_four_workers_need_little_more_than_a_quarter_of_the_time_of_one(
     problem: SearchProblem, database_url: str
 ) -> None:

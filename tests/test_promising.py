@@ -63,7 +63,16 @@ def made_up(choice: dict[str, Any]) -> Prediction:
 def test_nothing_more_is_simulated_where_the_parameters_alone_exceed_the_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parameters = Breakdown(GIB, 0, "forward", "aten.mm", "layer", {"parameters": GIB}, {})
+    parameters = Breakdown(
+        peak_bytes=GIB,
+        step=0,
+        phase="forward",
+        operator="aten.mm",
+        module="layer",
+        category_bytes={"parameters": GIB},
+        module_bytes={"layer": GIB},
+        largest=(),
+    )
     rounds: list[int] = []
 
     def predict_each(experiments: Sequence[Any], *_: Any, **__: Any) -> Iterator[tuple[int, Prediction]]:

@@ -201,7 +201,7 @@ def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.matrix(9)
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("others", OTHERS, ids=str)
 def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, card: Any) -> None:

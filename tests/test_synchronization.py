@@ -34,6 +34,7 @@ def test_no_step_waits_for_the_gpu(settings: dict[str, Any]) -> None:
     run_without_waiting({**with_corpus_of("encoder_stack"), **settings})
 
 
+@pytest.mark.matrix(6)
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:inner dimension")  # bitsandbytes' fast kernel takes wider layers than these
 @each(lever for lever in ON_CUDA if lever.predicted and not lever.waits)

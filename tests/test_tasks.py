@@ -144,6 +144,7 @@ def test_masks_that_a_model_makes_itself_hide_nothing_in_a_prediction(tmp_path: 
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.gpu
 @pytest.mark.parametrize("task", CASES)
 def test_its_peak_on_a_card_is_predicted(task: str, tmp_path: Path, card: Any) -> None:

@@ -132,6 +132,7 @@ def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=ONEDNN)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.gpu
 @pytest.mark.parametrize("others", [*OTHERS, {"optimizer": "sgd", "sgd_momentum": 0.0}], ids=str)
 def test_its_peak_on_a_card_is_predicted_where_the_weights_set_it(others: dict[str, Any], card: Any) -> None:
