@@ -52,10 +52,18 @@ IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 """Whether this process runs on a simulated card: see pipeline/simulation/README.md."""
 LONGEST = (
     *("cuda_entry_points", "cuda_budget"),
-    *("entry_points", "faults", "search_faults", "tracking_faults", "docs", "compare", "plan", "ui"),
-    *("tracking_network", "worker_pool", "user_functions", "passwords", "finetune", "export", "export_trl", "lengths"),
-    *("qlora", "levers", "adapter", "claims", "peers", "data_parallel", "evaluation_memory"),
-    *("prediction", "pretrained", "optimizer", "search", "search_command", "search_benchmarks"),
+    *("entry_points", "simulate", "faults", "export", "compare", "worker_pool", "search_faults", "search_command"),
+    *("explain", "docs", "fit_callback", "api", "gpu_memory", "export_trl", "ui", "levers", "simulated_ranks", "qlora"),
+    *(
+        "prediction",
+        "comparison_noise",
+        "user_functions",
+        "lengths",
+        "prediction_cuda",
+        "adapter",
+        "check",
+        "acquisition",
+    ),
 )
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
 

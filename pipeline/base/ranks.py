@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from pipeline.base.results import MemoryUse
 
@@ -64,8 +65,11 @@ class Ranks:
 
     @property
     def are_imagined(self) -> bool:
-        """Whether this process is the only one of them."""
-        return not self._has_group or dist.get_backend() == "fake"
+        """Whether this process is the only one of them.
+
+        dist.get_backend() then names the backend that was asked for, as to any program on a simulated card.
+        """
+        return not self._has_group or distributed_c10d.get_backend() == "fake"
 
     def own(self, micro_batches: Sequence[Part]) -> tuple[Part, ...]:
         """Return this rank's share of micro-batches: in each pass the groups take the next ones, in their order."""

@@ -128,6 +128,7 @@ def loading(module: str) -> Iterator[None]:
 def starting_processes() -> Iterator[None]:
     """Keep multiprocessing from running the user's script again, and Ctrl-C from leaving a process half started."""
     with _STARTING:
+        start_server()  # where nobody has: multiprocessing would start it without the mask
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
