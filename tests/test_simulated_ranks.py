@@ -69,6 +69,9 @@ card = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(card)
 distributed.init_process_group("nccl")
 assert distributed.get_backend() == "nccl"
+said = ["of the first" if rank == 0 else None]
+distributed.broadcast_object_list(said, src=0)
+assert said == ["of the first"]
 layers = [nn.Linear(512, 512) for _ in range(2)]
 if rank == 0:
     layers.insert(0, nn.Embedding(5000, 512))
