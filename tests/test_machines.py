@@ -122,6 +122,7 @@ def test_two_machines_train_as_one_and_their_save_goes_on_elsewhere(two: Two, ho
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_is_killed_on_one_machine_ends_both(two: Two) -> None:
     shutil.copytree(ROOT / "experiments", two.folder / "experiments")
     settings = {**TRAINED, "world_size": "2", "num_steps": "100000", "micro_batch_size": "1"}
