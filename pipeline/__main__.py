@@ -2,6 +2,8 @@
 
 import gc
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NoReturn
 
 from pipeline.base.errors import InvalidInputError
@@ -14,14 +16,19 @@ OBJECTS_PER_COLLECTION = 100_000
 """How many objects may be made before the garbage collector runs."""
 
 
+def _gpus(words: Sequence[str]) -> list[str]:
+    """Return what `--gpu` names, before the words are parsed."""
+    options = ((word.partition("="), after) for word, after in pairwise((*words, "auto")))
+    return [value or after for (name, _, value), after in options if name == "--gpu"]
+
+
 def run() -> NoReturn:
     """Run the command line and end the process with its exit code."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)  # imported modules are never freed: fewer collections save a second
     exit_on_signal()
     words = sys.argv[1:]
     if words[:1] and words[0] in entry_points() and not {"-h", "--help"} & {*words}:
-        is_gpu_named = any(word.partition("=")[0] == "--gpu" for word in words)
-        start_importing(on_card=is_gpu_named and "--" not in words)
+        start_importing(*([] if "--" in words else _gpus(words)[-1:]))
     try:
         from pipeline.cli import main
 

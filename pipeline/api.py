@@ -207,7 +207,7 @@ def _started(settings: Mapping[str, Any]) -> tuple[dict[str, Any], "Console"]:
 
     from pipeline.prediction.card_processes import start_importing
 
-    start_importing(on_card="gpu" in settings)
+    start_importing(settings.get("gpu", "auto"))
     from pipeline.config.settings import nested
 
     return nested(settings), Console(quiet=True)

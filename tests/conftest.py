@@ -54,16 +54,8 @@ LONGEST = (
     *("cuda_entry_points", "cuda_budget"),
     *("entry_points", "simulate", "faults", "export", "compare", "worker_pool", "search_faults", "search_command"),
     *("explain", "docs", "fit_callback", "api", "gpu_memory", "export_trl", "ui", "levers", "simulated_ranks", "qlora"),
-    *(
-        "prediction",
-        "comparison_noise",
-        "user_functions",
-        "lengths",
-        "prediction_cuda",
-        "adapter",
-        "check",
-        "acquisition",
-    ),
+    *("prediction", "comparison_noise", "user_functions", "lengths"),
+    *("prediction_cuda", "adapter", "check", "acquisition"),
 )
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
 
@@ -81,6 +73,13 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, "own_code", raising=False)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     return tmp_path / "own_code.py"
+
+
+@pytest.fixture
+def train_py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the path of a script in the current folder, which is one of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "train.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -158,18 +158,12 @@ FAILURES = {
 @needs_cuda_build
 @pytest.mark.parametrize(("script", "said", "notes"), FAILURES.values(), ids=FAILURES)
 def test_what_would_fail_on_a_real_machine_fails_here_and_says_why(
-    script: str,
-    said: str,
-    notes: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    script: str, said: str, notes: list[str], train_py: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "train.py").write_text(script)
-    (tmp_path / "extension.c").write_text(
+    train_py.write_text(script)
+    train_py.with_name("extension.c").write_text(
         "void of_another_torch(void);\nvoid PyInit_extension(void) { of_another_torch(); }"
     )
-    monkeypatch.chdir(tmp_path)
     subprocess.run(["cc", "-shared", "-fPIC", "extension.c", "-o", "extension.so"], check=True)
     found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4", smallest=False)
     assert (found.verdict, found.largest, list(found.notes)) == ("no verdict", None, notes)
@@ -177,28 +171,22 @@ def test_what_would_fail_on_a_real_machine_fails_here_and_says_why(
 
 
 @needs_cuda_build
-def test_a_command_that_takes_no_optimizer_step_is_told_what_was_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").write_text(
+def test_a_command_that_takes_no_optimizer_step_is_told_what_was_seen(train_py: Path) -> None:
+    train_py.write_text(
         'import torch\nx = torch.ones(8, device="cuda", requires_grad=True)\nx.sum().backward()\nx.sum().backward()'
     )
-    monkeypatch.chdir(tmp_path)
     found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4", smallest=False)
     assert found.notes[0] == "No optimizer of torch.optim took a step (backward 2 times): the answer is of what ran."
 
 
 @needs_cuda_build
-def test_a_card_in_words_has_what_others_leave_and_says_that_torch_has_no_kernels_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").write_text(
+def test_a_card_in_words_has_what_others_leave_and_says_that_torch_has_no_kernels_for_it(train_py: Path) -> None:
+    train_py.write_text(
         'import torch\nx = torch.ones(1, 2, 8, 16, device="cuda", requires_grad=True)\n'
         "optimizer = torch.optim.SGD([x])\n"
         "attention = torch.nn.functional.scaled_dot_product_attention  # which asks for the kernels' capability\n"
         "for _ in range(2):\n    attention(x, x, x, is_causal=True).sum().backward()\n    optimizer.step()"
     )
-    monkeypatch.chdir(tmp_path)
     gpu, command = "memory=11GiB,capability=6.1", [str(CUDA_PYTHON), "train.py"]
     found = simulate_here(command=command, gpu=gpu, other_processes="1.5GiB")
     assert (found.verdict, found.gpu, found.memory_bytes) == ("fits", gpu, 9728 * 2**20)
@@ -382,12 +370,9 @@ for _ in range(2):
 @needs_cuda_build
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("script", [RESUMED, LENGTHS, CHECKS], ids=["steps loaded", "lengths", "checks"])
-def test_a_script_that_zeros_would_end_runs_with_values(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_zeros_would_end_runs_with_values(script: str, train_py: Path) -> None:
     """An optimizer's counter of steps from a file, an operator that reads its arguments, one that checks them."""
-    (tmp_path / "train.py").write_text(script)
-    monkeypatch.chdir(tmp_path)
+    train_py.write_text(script)
     found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4", smallest=False)
     assert (found.verdict, found.with_values, found.smallest_bytes) == ("fits", True, None)
 
@@ -421,10 +406,9 @@ for _ in range(2):
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize(("script", "size"), [(RANDOM_SHARDS, 4), (COMPILED, 1)], ids=["random shards", "compiled"])
 def test_with_values_torch_compiles_and_its_operators_of_higher_order_run(
-    script: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, size: int, train_py: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(script)
-    monkeypatch.chdir(tmp_path)
+    train_py.write_text(script)
     found = simulate_here(
         command=[str(CUDA_PYTHON), "train.py"], gpu="a100", values="on", world_size=size, smallest=False
     )
@@ -546,11 +530,8 @@ for _ in range(2):
 
 @pytest.mark.slow
 @needs_cuda_build
-def test_workspaces_that_only_cudnn_knows_make_an_interval_and_no_verdict_where_it_matters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").write_text(NET)
-    monkeypatch.chdir(tmp_path)
+def test_workspaces_that_only_cudnn_knows_make_an_interval_and_no_verdict_where_it_matters(train_py: Path) -> None:
+    train_py.write_text(NET)
 
     def run(kind: str, **settings: Any) -> Any:
         return simulate_here(command=[str(CUDA_PYTHON), "train.py", kind], gpu="t4", **settings)

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from test_simulate import CUDA_PYTHON, needs_cuda_build
 
 from fitproof import simulate as simulate_here
 
-CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
-needs_cuda_build = pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
 START = [str(CUDA_PYTHON), "-m", "torch.distributed.run", "--standalone"]
 
 OF_RANKS = """
@@ -43,11 +41,8 @@ OF_TWO_KINDS_OF_RANKS = OF_RANKS.replace("2048", "1536").replace(
 
 @pytest.mark.slow
 @needs_cuda_build
-def test_all_ranks_of_many_are_in_the_answer_and_equal_neighbours_run_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").write_text(OF_TWO_KINDS_OF_RANKS)
-    monkeypatch.chdir(tmp_path)
+def test_all_ranks_of_many_are_in_the_answer_and_equal_neighbours_run_once(train_py: Path) -> None:
+    train_py.write_text(OF_TWO_KINDS_OF_RANKS)
     command = [str(CUDA_PYTHON), "train.py", "fsdp"]
     found = simulate_here(command=command, gpu="a100", world_size=6, ranks="all", values="off", smallest=False)
     assert found.largest is not None and (found.rank, found.largest.rank) == (3, 3)
@@ -105,12 +100,9 @@ SCRIPTS = {"fsdp": OF_RANKS, "stages": OF_STAGES}
         pytest.param("fsdp", 4, marks=pytest.mark.slow),
     ],
 )
-def test_one_rank_of_many_is_one_of_as_many_real_processes(
-    kind: str, num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_rank_of_many_is_one_of_as_many_real_processes(kind: str, num_ranks: int, train_py: Path) -> None:
     """The stages of a pipeline tell each other the shapes of what they send, and each keeps it until it is sent."""
-    (tmp_path / "train.py").write_text(SCRIPTS[kind])
-    monkeypatch.chdir(tmp_path)
+    train_py.write_text(SCRIPTS[kind])
     real = simulate_here(
         command=[*START, f"--nproc-per-node={num_ranks}", "train.py", kind],
         gpu="a100",
@@ -126,11 +118,8 @@ def test_one_rank_of_many_is_one_of_as_many_real_processes(
 
 
 @needs_cuda_build
-def test_a_rank_is_told_that_the_one_it_waits_for_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "train.py").write_text(OF_STAGES)
-    monkeypatch.chdir(tmp_path)
+def test_a_rank_is_told_that_the_one_it_waits_for_has_ended(capfd: pytest.CaptureFixture[str], train_py: Path) -> None:
+    train_py.write_text(OF_STAGES)
     found = simulate_here(
         command=[str(CUDA_PYTHON), "train.py", "stages", "fail"], gpu="a100", world_size=3, smallest=False
     )
@@ -140,12 +129,9 @@ def test_a_rank_is_told_that_the_one_it_waits_for_has_ended(
 
 @needs_cuda_build
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize("launcher", [["-m", "torch.distributed.run", "--standalone"], []], ids=["torchrun", "python"])
-def test_one_rank_of_many_runs_alone_and_holds_its_part_of_a_sharded_model(
-    launcher: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").write_text(OF_RANKS)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("launcher", [START[1:], []], ids=["torchrun", "python"])
+def test_one_rank_of_many_runs_alone_and_holds_its_part_of_a_sharded_model(launcher: list[str], train_py: Path) -> None:
+    train_py.write_text(OF_RANKS)
     peaks = {}
     for kind in ("ddp", "fsdp"):
         found = simulate_here(

@@ -12,6 +12,7 @@ from pipeline.base.units import check_one_limit, other_bytes, parse_budget
 from pipeline.config.space import SpaceSettings
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.planning.rates import links_of
+from pipeline.prediction.card_processes import is_of_this_machine
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.simulation.links import SEVERAL, Links, find_link
@@ -126,7 +127,7 @@ def _several(card: Hardware, gpus: int) -> Hardware:
 
 
 def _target(name: str) -> Hardware:
-    if name in ("auto", "cpu") or name.startswith("cuda"):
+    if is_of_this_machine(name):
         return hardware_of(find_device(name))
     several = SEVERAL.fullmatch(name)
     return find_card(name) if several is None else _several(find_card(several[2]), int(several[1]))

@@ -16,7 +16,7 @@ from pipeline.jobs.search_answer import write_answer
 from pipeline.jobs.search_progress import SearchProgress
 from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
-from pipeline.runtime.fork_server import loading, start_server
+from pipeline.runtime.fork_server import loading
 from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.searching.candidates import Candidate, not_predicted_notes
 from pipeline.searching.interface import Problem
@@ -45,7 +45,6 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
 
     """
     clock = SessionClock()
-    start_server()
     problem = problem_of(given)
     of_corpus = corpus_notes(problem.base) if isinstance(problem.base, Experiment) else ()
     say_notes(console, (*problem.notes, *of_corpus))

@@ -127,13 +127,18 @@ def _card_processes() -> CardProcesses:
     return CardProcesses(python_on_cuda_build())
 
 
-def start_importing(*, on_card: bool) -> None:
+def is_of_this_machine(gpu: str) -> bool:
+    """Whether what `--gpu` names is a device of this machine, and not a card that may be elsewhere."""
+    return gpu in ("auto", "cpu") or gpu.startswith("cuda")
+
+
+def start_importing(gpu: str = "auto") -> None:
     """Start the process that imports torch and transformers for others, while this one imports torch itself.
 
     It is the host of processes on simulated cards or, for those of this machine's own device, the fork server. Where a
     card cannot be simulated, nothing starts: whoever needs it says why.
     """
-    if not on_card:
+    if is_of_this_machine(gpu):
         start_server()
         return
 

@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from pipeline.base.files import write_atomically
 from pipeline.base.processes import kill_family
 from pipeline.simulation.hook.objects import ASKED, ENDED
 
@@ -24,10 +25,9 @@ class Peers:
         for file in self._folder.glob(f"{ASKED}*"):
             rank = int(file.name.removeprefix(ASKED))
             if rank not in self._running:
-                (self._folder / f"{ENDED}{rank}").unlink(missing_ok=True)
                 self._running[rank] = self._start(rank)
             elif (exit_code := self._running[rank].poll()) is not None:
-                (self._folder / f"{ENDED}{rank}").write_text(str(exit_code))
+                write_atomically(self._folder / f"{ENDED}{rank}", str(exit_code).encode())
 
     def end(self) -> None:
         """End them; what they have sent is kept."""

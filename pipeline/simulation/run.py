@@ -122,7 +122,8 @@ def run_command(
     """
     end = None if wanted.time_limit_seconds is None else time.time() + wanted.time_limit_seconds
     sent = wanted.objects or folder
-    peers = Peers(sent, lambda rank: _start_peer(replace(wanted, rank=rank, objects=sent), sent / f"rank_{rank}", end))
+    wanted = replace(wanted, objects=sent)
+    peers = Peers(sent, lambda rank: _start_peer(replace(wanted, rank=rank), sent / f"rank_{rank}", end))
     latest = math.inf if end is None else end + GRACE_SECONDS
 
     def is_over() -> bool:
@@ -156,8 +157,9 @@ def _start_peer(wanted: Simulate, folder: Path, end: float | None) -> "subproces
 
 def _start(wanted: Simulate, folder: Path, log: Path | None, end: float | None) -> "subprocess.Popen[bytes]":
     """Start the command, whose processes record in `folder`."""
+    assert wanted.objects is not None
     own = {
-        objects.FOLDER: str((wanted.objects or folder).absolute()),
+        objects.FOLDER: str(wanted.objects.absolute()),
         **({} if wanted.world_size == 1 else {ranks.RANK: f"{wanted.rank}/{wanted.world_size}"}),
         **({"SIMULATED_CARD_WORKSPACES": "largest"} if wanted.has_largest_workspaces else {}),
         **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),

@@ -4,12 +4,14 @@ They go through files, since no card computes what NCCL would send. A rank that 
 file says that somebody waits for it, and whoever started this process runs that rank too.
 """
 
+import functools
+import inspect
 import os
 import pickle
 import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +29,14 @@ def send_through_files() -> None:
     folder = Path(os.environ[FOLDER])
     num_of: Counter[str] = Counter()
 
-    def rank_of(peer: int | None, group: Any, peer_of_group: int | None) -> int:
-        if peer is not None:
-            return peer
-        if peer_of_group is None:
-            raise NotImplementedError("objects of any rank are not received on simulated cards: name the rank")
-        return peer_of_group if group is None else distributed.get_global_rank(group, peer_of_group)
-
     def next_file(of: int, to: object) -> Path:
         route = f"{of}_{to}"
         num_of[route] += 1
         return folder / f"{route}_{num_of[route]}"
 
-    def write(file: Path, objects: Sequence[Any]) -> None:
+    def write(file: Path, objects: list[Any]) -> None:
         part = file.with_name(f"{file.name}.{os.getpid()}")
-        part.write_bytes(pickle.dumps(list(objects)))
+        part.write_bytes(pickle.dumps(objects))
         part.rename(file)
 
     def read(file: Path, of: int) -> list[Any]:
@@ -52,48 +47,47 @@ def send_through_files() -> None:
             if ended.exists() and not file.exists():
                 raise RuntimeError(f"rank {of} sent no object: it ended with exit code {ended.read_text()}")
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        return list(pickle.loads(file.read_bytes()))  # noqa: S301  # of another process of the same command
+        objects: list[Any] = pickle.loads(file.read_bytes())  # noqa: S301  # of another process of the same command
+        return objects
 
-    def send(
-        object_list: Sequence[Any],
-        dst: int | None = None,
-        group: Any = None,
-        _: Any = None,  # the device
-        group_dst: int | None = None,
-        **__: Any,
-    ) -> None:
-        write(next_file(distributed.get_rank(), rank_of(dst, group, group_dst)), object_list)
+    def send(objects: list[Any], to: int, _: Any) -> None:
+        write(next_file(distributed.get_rank(), to), objects)
 
-    def receive(
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        _: Any = None,  # the device
-        group_src: int | None = None,
-        **__: Any,
-    ) -> int:
-        of = rank_of(src, group, group_src)
-        object_list[:] = read(next_file(of, distributed.get_rank()), of)
+    def receive(objects: list[Any], of: int, _: Any) -> int:
+        objects[:] = read(next_file(of, distributed.get_rank()), of)
         return of
 
-    def broadcast(
-        object_list: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        _: Any = None,  # the device
-        group_src: int | None = None,
-        **__: Any,
-    ) -> None:
-        of, ranks = rank_of(src, group, group_src), distributed.get_process_group_ranks(group)
+    def broadcast(objects: list[Any], of: int, group: Any) -> None:
+        ranks = distributed.get_process_group_ranks(group)
         file = next_file(of, f"all_{zlib.crc32(repr(ranks).encode())}")
         if of == distributed.get_rank():
-            write(file, object_list)
+            write(file, objects)
         else:
-            object_list[:] = read(file, of)
+            objects[:] = read(file, of)
 
-    own = {"send_object_list": send, "recv_object_list": receive, "broadcast_object_list": broadcast}
-    for name, function in own.items():
-        setattr(distributed, name, function)
+    def rank_of(given: Mapping[str, Any], peer: str) -> int:
+        rank, group, rank_in_group = given.get(peer), given.get("group"), given.get(f"group_{peer}")
+        if rank is not None:
+            return int(rank)
+        if rank_in_group is None:
+            raise NotImplementedError("objects of any rank are not received on simulated cards: name the rank")
+        return int(rank_in_group) if group is None else distributed.get_global_rank(group, rank_in_group)
+
+    def replace(name: str, peer: str, act: Callable[[list[Any], int, Any], Any]) -> None:
+        """Let a function of torch.distributed, whose argument `peer` names the other rank, do this instead."""
+        function = getattr(distributed, name)
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            return act(given["object_list"], rank_of(given, peer), given.get("group"))
+
+        setattr(distributed, name, call)
+
+    replace("send_object_list", "dst", send)
+    replace("recv_object_list", "src", receive)
+    replace("broadcast_object_list", "src", broadcast)
 
 
 if __name__ == "simulated_card_hook":
