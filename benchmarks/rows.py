@@ -1,11 +1,22 @@
 """Rows of a .csv file, one for each case: an interrupted benchmark goes on with those that the file does not have."""
 
 import csv
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Case = TypeVar("Case", bound=Hashable)
+
+
+def after_constant(ratios: Mapping[Case, float], model_of: Callable[[Case], str]) -> dict[Case, float]:
+    """Return estimated over published values, after the constant of a machine: the median ratio of all other models."""
+    return {
+        case: ratio / statistics.median([other for one, other in ratios.items() if model_of(one) != model_of(case)])
+        for case, ratio in ratios.items()
+    }
 
 
 def add_missing(

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from rows import after_constant
 from scipy.stats import spearmanr
 from transformers import AutoConfig
 
@@ -169,13 +170,9 @@ def append(table: Path, row: Row) -> None:
         writer.writerow(values)
 
 
-def after_constant(rows: Sequence[Row], name: str) -> dict[Row, float]:
-    """Return estimated over published tokens a second, after the constant of all other models of the same card."""
-    ratios = {row: row.estimate(name) / row.published for row in rows}
-    return {
-        row: ratio / statistics.median([other for one, other in ratios.items() if one.model != row.model])
-        for row, ratio in ratios.items()
-    }
+def fitted_ratios(rows: Sequence[Row], name: str) -> dict[Row, float]:
+    """Return estimated over published tokens a second of one card, after the constant of all other models."""
+    return after_constant({row: row.estimate(name) / row.published for row in rows}, lambda row: row.model)
 
 
 def page(rows: Sequence[Row]) -> Iterator[str]:
@@ -193,7 +190,7 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
             continue
         for name in ESTIMATES:
             errors = [abs(row.estimate(name) / row.published - 1) for row in those]
-            fitted = [abs(ratio - 1) for ratio in after_constant(those, name).values()]
+            fitted = [abs(ratio - 1) for ratio in fitted_ratios(those, name).values()]
             rank = spearmanr([row.published for row in those], [row.estimate(name) for row in those]).statistic
             yield (
                 f"| {card} | {name} | {len(those)} | {rank:.3f} | {statistics.median(errors):.1%} | "
@@ -204,7 +201,7 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
     yield "|---|---|---:|---:|---:|---:|"
     for card, those in by_card.items():
         if len({row.model for row in those}) > 1:
-            yield from _by_model(card, after_constant(those, "expected"))
+            yield from _by_model(card, fitted_ratios(those, "expected"))
 
 
 def _by_model(card: str, ratios: Mapping[Row, float]) -> Iterator[str]:

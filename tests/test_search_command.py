@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlflow
 import psutil
@@ -26,7 +26,7 @@ from pipeline.cli import main
 from pipeline.config.command import NO_TERMINAL
 from pipeline.config.command_template import Template
 from pipeline.config.patched_file import read_patched_file
-from pipeline.prediction.commands.command import predict_commands
+from pipeline.prediction.commands.command import CommandPrediction, predict_commands
 from pipeline.report.findings import read_findings
 from pipeline.searching.certificate import UNFIT
 from pipeline.searching.command_problem import CommandProblem, make_command_problem
@@ -400,6 +400,45 @@ def test_ctrl_c_ends_a_run_on_a_card_that_has_no_terminal(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         predict_commands(commands, find_card("t4"), may_install=False)
     assert not psutil.pid_exists(int((folder / "pid").read_text()))
+
+
+COMPILED = """
+import sys
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+linear = nn.Linear(256, 768, dtype=torch.bfloat16, device="cuda")
+
+def layer(x):
+    query, key, value = linear(x).view(4, 512, 3, 4, 64).permute(2, 0, 3, 1, 4)
+    return gelu(scaled_dot_product_attention(query, key, value, is_causal=True)).transpose(1, 2).reshape(4, 512, 256)
+
+def loss(x):
+    return checkpoint(layer, checkpoint(layer, x, use_reentrant=False), use_reentrant=False).sum()
+
+if "--compile" in sys.argv:
+    loss = torch.compile(loss)
+optimizer = torch.optim.SGD(linear.parameters())
+for _ in range(5):
+    loss(torch.ones(4, 512, 256, dtype=torch.bfloat16, device="cuda", requires_grad=True)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@needs_cuda_build
+def test_the_work_of_a_compiled_command_is_that_of_its_kernels(folder: Path) -> None:
+    (folder / "compiled.py").write_text(COMPILED)
+    made = problem(f"{CUDA_PYTHON} compiled.py {{--compile}}")
+    commands = [made.runnable(choice) for choice in made.space.choices]
+    outcomes = predict_commands(commands, find_card("a100"), may_install=False)
+    eager, compiled = (cast(CommandPrediction, outcome).passes_work for outcome in outcomes)
+    assert eager is not None and compiled is not None
+    assert compiled.matrix_flops == eager.matrix_flops, "torch.compile runs attention with a state of random numbers"
+    assert 0.2 < compiled.moved_bytes / eager.moved_bytes < 0.8, "fused kernels read and write less"
+    assert compiled.num_kernels < eager.num_kernels
 
 
 def problem(command: str, **others: Any) -> CommandProblem:

@@ -20,7 +20,7 @@ from pipeline.prediction.cards import CARDS, find_card
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction
 
-COSTS = np.array([1e-12, 1e-13, 1e-14, 1e-14, 2e-12, 2e-13, 2e-14, 2e-14, 1e-11, 1e-10, 1e-9, 1e-9, 1e-5, 2e-5])
+COSTS = np.array([1e-12, 1e-13, *3 * [1e-14], 2e-12, 2e-13, *3 * [2e-14], 1e-11, 1e-10, 1e-9, 1e-9, 1e-5, 2e-5])
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 
 
@@ -93,8 +93,9 @@ def test_a_card_outside_the_table_is_taken_for_one_of_its_series() -> None:
         assert cost_prior(card).deviations_K[0] > cost_prior(CARDS[similar]).deviations_K[0]
 
 
-def test_double_precision_is_not_taken_for_half() -> None:
-    assert amounts(Work({"float64": 5.0, "float8_e4m3fn": 3.0}))[:4].tolist() == [5.0, 0, 0, 3.0]
+def test_double_precision_is_not_taken_for_half_and_8_bits_are_twice_as_fast_where_a_card_has_them() -> None:
+    assert amounts(Work({"float64": 5.0, "float8_e4m3fn": 3.0}))[:5].tolist() == [5.0, 0, 0, 0, 3.0]
+    assert RATES["h100"].float8 == 2 * RATES["h100"].half and RATES["a100"].float8 == RATES["a100"].half
 
 
 def test_attention_in_one_kernel_counts_apart() -> None:

@@ -253,6 +253,10 @@ class Experiment:
         changes = {"device": device, self.family: self.model.with_random_weights()}
         return Experiment(self.settings.model_copy(update=changes))
 
+    def for_device(self, device: str) -> "Experiment":
+        """Return the same run with this device in its settings, which this machine need not have."""
+        return Experiment(self.settings.model_copy(update={"device": device}))
+
     @property
     def num_threads(self) -> int | None:
         """Threads of a rank on a CPU, whose cores the ranks share; None if it is torch's own choice."""

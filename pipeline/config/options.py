@@ -191,6 +191,7 @@ class ExportOptions(TypedDict, total=False):
 
     config: str | Path
     output: str | Path
+    gpu: str | None
 
 
 class SimulateOptions(TypedDict, total=False):

@@ -8,7 +8,7 @@ from typing import Any, Self
 import yaml
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from pipeline.base.contracts import Settings
+from pipeline.base.contracts import Hardware, Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import find_file, yaml_file
 from pipeline.config.experiment import Experiment, make_experiment
@@ -139,11 +139,13 @@ def single_settings(entry: str) -> type[SingleSettings]:
     return MainSettings if entry == "main" else SingleSettings
 
 
-def load_single(entry: str, given: Mapping[str, Any]) -> EntryPoint:
+def load_single(entry: str, given: Mapping[str, Any], target: Hardware | None = None) -> EntryPoint:
     """Return an entry point of SINGLE: the configuration in the file `config`, with the user's other settings.
 
+    It has to run on `target`; None: on its own device, which this machine has.
+
     Raises:
-        InvalidInputError: as make_experiment, or this machine cannot run it.
+        InvalidInputError: as make_experiment, or the target cannot run it.
 
     """
     kind = single_settings(entry)
@@ -160,7 +162,7 @@ def load_single(entry: str, given: Mapping[str, Any]) -> EntryPoint:
     values = read_config(config)
     if {"effective_batch_size", "micro_batch_size"} <= values.keys():
         values.pop("accumulation_steps", None)  # it follows, also from another world_size
-    variant = _variant(config.stem, merged(nested(values), overrides), entry)
+    variant = _variant(config.stem, merged(nested(values), overrides), entry, target)
     if variant.skipped:
         raise InvalidInputError(variant.skipped)
     what = str(config)
@@ -208,9 +210,9 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return values
 
 
-def _variant(name: str, values: Mapping[str, Any], entry: str) -> Variant:
+def _variant(name: str, values: Mapping[str, Any], entry: str, target: Hardware | None = None) -> Variant:
     experiment = make_experiment(values, entry)
-    skipped = experiment.unsupported()
+    skipped = experiment.unsupported(target)
     if skipped is None:
         experiment.prepare()
     return Variant(name, experiment, skipped)

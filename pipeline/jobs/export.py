@@ -9,6 +9,7 @@ from pipeline.base.contracts import Settings
 from pipeline.config.entry_points import BEST_FILE
 from pipeline.config.variants import load_single
 from pipeline.export.write import TargetFiles, files_by_target, write_files
+from pipeline.jobs.plan_settings import target_of
 from pipeline.jobs.publish import show
 from pipeline.report.page import Report, Section
 from pipeline.report.shown import Shown
@@ -22,6 +23,8 @@ class ExportSettings(Settings):
     """The YAML file to export: best.yaml of a search, or the config.yaml of any run."""
     output: Path = Path("export")
     """Folder of the files for other frameworks."""
+    gpu: str | None = None
+    """Card of the machine that trains, as h100; none: it is this machine, and has the configuration's device."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -66,10 +69,13 @@ def write_export(settings: ExportSettings) -> Exported:
     """Write the files, and return them.
 
     Raises:
-        InvalidInputError: the configuration is wrong, or the folder cannot be written.
+        InvalidInputError: the configuration is wrong, the card cannot run it, or the folder cannot be written.
 
     """
-    [variant] = load_single("export", {"config": settings.config}).variants
-    found = Exported(config=settings.config, output=settings.output, targets=files_by_target(variant.experiment))
+    target = None if settings.gpu is None else target_of(settings.gpu)
+    device = {} if target is None else {"device": "cpu"}  # which every machine has
+    [variant] = load_single("export", {"config": settings.config, **device}, target).variants
+    experiment = variant.experiment if target is None else variant.experiment.for_device(target.kind)
+    found = Exported(config=settings.config, output=settings.output, targets=files_by_target(experiment))
     write_files(found.files, settings.output)
     return found

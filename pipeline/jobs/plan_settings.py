@@ -102,7 +102,7 @@ def targets(text: str, nums_gpus: Sequence[int] = ()) -> list[Hardware]:
                 names[-1] += f",{word}"
             else:
                 names.append(word)
-    devices = [_target(name.strip()) for name in names]
+    devices = [target_of(name.strip()) for name in names]
     return [_several(device, number) for device in devices for number in nums_gpus] if nums_gpus else devices
 
 
@@ -126,7 +126,13 @@ def _several(card: Hardware, gpus: int) -> Hardware:
     return card if card.count else replace(card, count=gpus, name=f"{gpus} x {card.name}")
 
 
-def _target(name: str) -> Hardware:
+def target_of(name: str) -> Hardware:
+    """Return what a name of --gpu names: a device of this machine, a card, or several as 8xh100.
+
+    Raises:
+        InvalidInputError: there is no such device or card.
+
+    """
     if is_of_this_machine(name):
         return hardware_of(find_device(name))
     several = SEVERAL.fullmatch(name)

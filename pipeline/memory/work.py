@@ -161,6 +161,11 @@ class WorkCounter:
             if num_python_calls := (saved_tensors_hooks(True) is not None) + is_keeping_attention():
                 self._of_phase["num_python_calls"] += num_python_calls
 
+    def count_kernel(self, moved_bytes: int) -> None:
+        """Add a kernel that no operator launches, and that moves so many bytes."""
+        self._of_phase["moved_bytes"] += moved_bytes
+        self._of_phase["num_kernels"] += 1
+
     def take_phase(self) -> Work:
         """Return the work since the last call."""
         work = work_of(self._of_phase)

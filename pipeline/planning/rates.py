@@ -43,6 +43,8 @@ NUM_LAYERS, OPERATORS_PER_LAYER = 100, 8
 
 A layer is a product with bias, a norm and GELU: three operators, and five in the backward pass.
 """
+WITH_FLOAT8 = (8, 9)
+"""The first capability with products of 8 bits, twice as fast as of 16 (data sheets of H100, L40S and B200)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class Rates:
     """FLOP/s of float32 products in tf32; where a card has none, as float32."""
     half: float
     """FLOP/s of bf16 and fp16 products, summed in float32."""
+    float8: float
+    """FLOP/s of products of 8 bits, summed in float32."""
     attention: float
     """FLOP/s of attention in one kernel in float32; on a card as other products."""
     half_attention: float
@@ -74,6 +78,7 @@ def _rates(card: Card) -> Rates:
         float32=speeds.float32_tflops * TERA,
         tf32=speeds.tf32_tflops * TERA,
         half=speeds.half_tflops * TERA,
+        float8=speeds.half_tflops * TERA * (2 if card.capability >= WITH_FLOAT8 else 1),
         attention=speeds.float32_tflops * TERA,
         half_attention=speeds.half_tflops * TERA,
         moved_bytes=speeds.memory_gb_per_s * GIGA,
@@ -126,6 +131,7 @@ def rates_of(hardware: Hardware) -> Rates:
         float32=ratio * rates.float32,
         tf32=ratio * rates.tf32,
         half=ratio * rates.half,
+        float8=ratio * rates.float8,
         attention=ratio * rates.attention,
         half_attention=ratio * rates.half_attention,
         moved_bytes=ratio * rates.moved_bytes,
@@ -214,8 +220,8 @@ def cost_prior(hardware: Hardware, links: Links | None = None) -> CostPrior:
 def rate_costs(hardware: Hardware, link: Link | None = None) -> list[float]:
     """Return the costs on a device that reaches its rates, by the kinds of step_time, in seconds."""
     rates = rates_of(hardware)
-    products = rates.float32, rates.tf32, rates.half, rates.half
-    attentions = rates.attention, rates.attention, rates.half_attention, rates.half_attention
+    products = rates.float32, rates.tf32, rates.half, rates.half, rates.float8
+    attentions = rates.attention, rates.attention, *3 * (rates.half_attention,)
     sent_bytes = rates.sent_bytes if link is None else link.gb_per_s * GIGA
     amounts = *products, *attentions, rates.moved_bytes, rates.host_bytes, sent_bytes, sent_bytes
     calls = rates.launch_seconds, PYTHON_CALL_LAUNCHES * rates.launch_seconds
@@ -246,10 +252,12 @@ def measured_rates() -> Rates:
 
     flops = 2.0 * PRODUCT_SIZE**3
     float32 = flops / _fastest(lambda: left @ left)
+    half = flops / _fastest(lambda: narrow @ narrow)
     return Rates(
         float32=float32,
         tf32=float32,
-        half=flops / _fastest(lambda: narrow @ narrow),
+        half=half,
+        float8=half,
         attention=attention_flops / _fastest(lambda: attend(heads)),
         half_attention=attention_flops / _fastest(lambda: attend(narrow_heads)),
         moved_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),

@@ -9,9 +9,10 @@ third part of the maximum. The truth lies between.
 A cost is the time of one FLOP in a number format, those of attention in one kernel apart, or of one byte; on the host
 that of launching one operator, or of its call into Python. On a GPU operators are launched while earlier ones
 are computed, so the slower of both sets the time; on a CPU each begins when the one before has ended. N counts
-configurations, K kinds of work.
+configurations, K kinds of work, P parts of a step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,8 @@ from pipeline.simulation.links import Links
 
 Array = NDArray[np.float64]
 
-FORMATS = ("float32", "tf32", "bfloat16", "float16")
-OTHER_FORMATS = {"float64": "float32"}
+FORMATS = ("float32", "tf32", "bfloat16", "float16", "float8")
+OTHER_FORMATS = {"float64": "float32", "float8_e4m3fn": "float8", "float8_e5m2": "float8"}
 """Formats by the one as which they count."""
 ATTENTIONS = tuple(name + ATTENTION for name in FORMATS)
 CALLS = ("launch", "python_call")
@@ -79,8 +80,8 @@ class StepTime:
 def amounts(work: Work, links: Links | None = None) -> Array:
     """Return how much work there is of each kind, in the order of KINDS.
 
-    What is sent between machines counts as the bytes that take as long within one. Formats that KINDS does not name, as
-    of 8 bits, count as float16, and float64 as float32: too fast on most cards.
+    What is sent between machines counts as the bytes that take as long within one. Formats that KINDS does not name
+    count as float16, and float64 as float32: too fast on most cards.
     """
     flops = dict.fromkeys((*FORMATS, *ATTENTIONS), 0.0)
     for kind, count in work.matrix_flops.items():
@@ -110,13 +111,17 @@ def seconds_by_kind(amounts_NK: Array, costs_K: Array, *, is_queued: bool, overl
 
 def estimated(prediction: Prediction, num_passes: int, prior: CostPrior) -> StepTime:
     """Return the estimated time of an optimizer step that takes so many passes."""
-    one = prediction.pass_work
-    works = one, one + prediction.last_pass_work, prediction.update_work
-    amounts_3K = np.stack([amounts(work, prior.links) for work in works])
-    times_3 = np.array([num_passes - 1.0, 1.0, 1.0])
+    one, last = prediction.pass_work, prediction.pass_work + prediction.last_pass_work
+    return time_of([(num_passes - 1, one), (1, last), (1, prediction.update_work)], prior)
+
+
+def time_of(works: Sequence[tuple[int, Work]], prior: CostPrior) -> StepTime:
+    """Return the estimated time of an optimizer step from its parts: how often each comes, and its work."""
+    times_P = np.array([count for count, _ in works], dtype=np.float64)
+    amounts_PK = np.stack([amounts(work, prior.links) for _, work in works])
     costs_K, is_queued = np.exp(prior.log_costs_K), prior.is_queued
     overlapped_K, serial_K = (
-        times_3 @ seconds_by_kind(amounts_3K, costs_K, is_queued=is_queued, overlaps=overlaps)
+        times_P @ seconds_by_kind(amounts_PK, costs_K, is_queued=is_queued, overlaps=overlaps)
         for overlaps in (True, False)
     )
     overlapped, serial = float(overlapped_K.sum()), float(serial_K.sum())

@@ -89,7 +89,12 @@ class Compile(Technique):
         )
 
     def export(self, target: str) -> Exported | None:
-        """Return the statements that compile the layers, for plain PyTorch; arguments of trainers compile the model."""
+        """Return the statements that compile the layers, for plain PyTorch, and torchtitan's own way of it.
+
+        Arguments of other trainers compile the whole model.
+        """
+        if target == "torchtitan":
+            return Exported(arguments={"compile.enable": True, "compile.components": ["model"]})
         if target != "pytorch":
             return None
         functions = f"{inspect.getsource(compile_layers)}\n\n{inspect.getsource(_call)}"

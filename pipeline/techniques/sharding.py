@@ -180,7 +180,9 @@ class Sharding(Technique):
         )
 
     def export(self, target: str) -> Exported | None:
-        """Return FSDP2 of accelerate, of Trainer and of axolotl, and DeepSpeed's stage of ZeRO that is most like it."""
+        """Return FSDP2 of the other frameworks, and DeepSpeed's stage of ZeRO that is most like it."""
+        if target == "torchtitan":
+            return self._in_torchtitan()
         if target != "pytorch" and (self.sharding_replicas > 1 or not isinstance(self.reshard_after_forward, bool)):
             return None
         by_layer = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "reshard_after_forward": self.reshard_after_forward}
@@ -207,6 +209,17 @@ class Sharding(Technique):
         else:
             return None
         return Exported(arguments=arguments, notes=(IN_ACCELERATE,))
+
+    def _in_torchtitan(self) -> Exported | None:
+        if not isinstance(self.reshard_after_forward, bool):
+            return None
+        arguments = {
+            "parallelism.data_parallel_replicate_degree": self.sharding_replicas,
+            "parallelism.data_parallel_shard_degree": -1,  # all other ranks
+            "parallelism.fsdp_reshard_after_forward": "always" if self.reshard_after_forward else "never",
+            "training.enable_cpu_offload": self.sharded_offloading,
+        }
+        return Exported(arguments=arguments)
 
     def apply(self, step: Step) -> Step:
         """Give each rank the whole model and all gradients, or its part of both."""

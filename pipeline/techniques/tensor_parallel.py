@@ -128,7 +128,10 @@ class TensorParallel(Technique):
         return None
 
     def export(self, target: str) -> Exported | None:
-        """Return nothing for the plain script, which has the whole model in its one process."""
+        """Return torchtitan's own, and nothing for the plain script, which has the whole model in its one process."""
+        if target == "torchtitan":
+            degree = {"parallelism.tensor_parallel_degree": self.tensor_parallel}
+            return Exported(arguments={**degree, "parallelism.enable_sequence_parallel": False})
         return Exported() if target == "pytorch" else None
 
     def apply(self, step: Step) -> Step:

@@ -83,11 +83,14 @@ class Weights(Technique):
         return None
 
     def export(self, target: str) -> Exported | None:
-        """Return the function that converts the model; axolotl has a key, DeepSpeed takes it only beside float32."""
+        """Return the function that converts the model; axolotl and torchtitan have a key.
+
+        DeepSpeed takes it only beside float32.
+        """
         has_master = self.weights == "bfloat16_master"
         if target == "deepspeed":
             return Exported(arguments={"bf16": {"enabled": True}}, notes=(OF_DEEPSPEED,)) if has_master else None
-        if target == "axolotl":
+        if target in ("axolotl", "torchtitan"):
             return None if has_master else Exported()
         functions: list[Callable[..., Any]] = [convert_to_bfloat16, *([with_master_weights] if has_master else [])]
         return Exported(

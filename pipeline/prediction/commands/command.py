@@ -120,7 +120,7 @@ def _simulated(wanted: Simulate, folder: Path) -> Outcome:
         _NEED_VALUES.add(program)
     if found.verdict is not Verdict.FITS or not found.processes:
         return InvalidInputError(why_not(folder, found.exit_code, found.notes))
-    passes_work, update_work = _work(folder / ("with_values" if found.with_values else "first"))
+    passes_work, update_work = counted_work(folder / ("with_values" if found.with_values else "first"))
     return CommandPrediction(
         passes_work=passes_work,
         update_work=update_work,
@@ -130,8 +130,8 @@ def _simulated(wanted: Simulate, folder: Path) -> Outcome:
     )
 
 
-def _work(folder: Path) -> tuple[Work | None, Work | None]:
-    """Return the work of the passes and of the update of the process that computes most."""
+def counted_work(folder: Path) -> tuple[Work | None, Work | None]:
+    """Return the work of the passes and of the update of the process that computes most; None if it is not known."""
     counted = TypeAdapter(dict[str, Work])
     works = [counted.validate_json(file.read_bytes()) for file in folder.glob("*.work")]
     most = max(works, key=lambda work: work["passes"].flops, default={})

@@ -14,12 +14,17 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FOLDER = "SIMULATED_CARD_REPORT"
 """Variable that names the folder of what processes did."""
 OWN_PACKAGE = Path(__file__).parents[2]
+TRITON = {"torch._inductor.runtime.triton_heuristics": "CachingAutotuner", "triton.runtime.jit": "JITFunction"}
+"""Classes whose method `run` launches a kernel of Triton: torch.compile's, and those written by hand."""
+IN_PLACE = "in_out_ptr"
+"""How torch.compile begins the names of what a kernel both reads and writes."""
 
 
 class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -47,11 +52,33 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(func, args, kwargs or {}, result)
         return result
 
-    def _count(self, *call: Any) -> None:
+    def _count(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if isinstance(operator, HigherOrderOperator):  # as that which runs another with a state of random numbers
+            inner = next((number for number, arg in enumerate(args) if isinstance(arg, OpOverload)), None)
+            if inner is None:
+                return
+            operator, args = args[inner], args[inner + 1 :]
         try:
-            self._counter.count(*call, {})
+            self._counter.count(operator, args, kwargs, result, {})
         except Exception:  # an error of counting is none of the command's
             self._is_whole = False
+
+    def count_triton(self) -> None:
+        """Count what kernels of Triton move, which no operator launches: each of their tensors is read or written."""
+        for module, name in TRITON.items():
+            if module in sys.modules:
+                kind = getattr(sys.modules[module], name)
+                kind.run = self._counted(kind.run)
+
+    def _counted(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            names = getattr(getattr(kernel, "fn", None), "arg_names", ())
+            in_place = [value for name, value in zip(names, args, strict=False) if name.startswith(IN_PLACE)]
+            tensors = [value for value in (*args, *kwargs.values(), *in_place) if isinstance(value, torch.Tensor)]
+            self._counter.count_kernel(sum(tensor.nbytes for tensor in tensors))
+            return run(kernel, *args, **kwargs)
+
+        return counted
 
     def before_update(self, *_: Any) -> None:
         """Note the work of the passes."""
@@ -93,6 +120,7 @@ def count_next_step(end: Callable[[], None]) -> None:
     optimizer.register_optimizer_step_post_hook(mode.after_update)
     sys.excepthook = lambda *_: end()  # the memory is recorded: what happens now is no failure of the command
     torch.save = lambda *_, **__: end()
+    mode.count_triton()
     mode.__enter__()  # type: ignore[no-untyped-call]
 
 
