@@ -26,8 +26,7 @@ from pipeline.base.units import MIB
 from pipeline.planning.rates import cost_prior, links_of
 from pipeline.planning.step_time import StepTime, time_of
 from pipeline.prediction import cards
-from pipeline.prediction.commands.command import WORK_HOOK, counted_work
-from pipeline.prediction.commands.simulation import simulate
+from pipeline.prediction.commands.simulation import WORK_HOOK, Simulation, simulate
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.run import Simulate
 
@@ -136,8 +135,7 @@ def run(layout: str, python: Path, checkout: Path, tokenizer: Path) -> Row:
             may_need_values=True,
             finds_smallest=False,
         )
-        time_of_step = step_time(Path(folder, "with_values" if found.with_values else "first"))
-    one = found.largest
+    one, time_of_step = found.largest, step_time(found)
     simulated_gib = None if one is None else one.peak_reserved_bytes / GIB
     return Row(
         layout=layout,
@@ -158,13 +156,12 @@ def run(layout: str, python: Path, checkout: Path, tokenizer: Path) -> Row:
     )
 
 
-def step_time(folder: Path) -> StepTime | None:
-    """Return the estimated time of a step, whose work is recorded in a folder; None if it is not."""
-    passes, update = counted_work(folder)
-    if passes is None or update is None:
+def step_time(found: Simulation) -> StepTime | None:
+    """Return the estimated time of an optimizer step on an H100; None if its work is not known."""
+    if found.passes_work is None or found.update_work is None:
         return None
     card = cards.find_card("h100")
-    return time_of([(1, passes), (1, update)], cost_prior(card, links_of(card)))
+    return time_of([(1, found.passes_work), (1, found.update_work)], cost_prior(card, links_of(card)))
 
 
 def main() -> None:

@@ -12,9 +12,13 @@ import pytest
 from conftest import ROOT
 from project import Project
 
+from fitproof import InvalidInputError
 from fitproof import simulate as simulate_here
 from pipeline.cli import main
 from pipeline.memory.breakdown import at_peak
+from pipeline.planning.rates import cost_prior
+from pipeline.planning.step_time import time_of
+from pipeline.prediction import cards
 from pipeline.prediction.commands.simulation import NEEDS_KNOWN_WORKSPACES
 from pipeline.prediction.commands.snapshot import history_of
 from pipeline.report.findings import read_findings
@@ -375,6 +379,29 @@ def test_a_script_that_zeros_would_end_runs_with_values(script: str, train_py: P
     train_py.write_text(script)
     found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4", smallest=False)
     assert (found.verdict, found.with_values, found.smallest_bytes) == ("fits", True, None)
+
+
+@needs_cuda_build
+def test_the_time_of_a_step_is_that_of_its_work_on_the_card(train_py: Path) -> None:
+    train_py.write_text(SCRIPT)
+    command = [str(CUDA_PYTHON), "train.py", "1000"]
+    found = simulate_here(command=command, gpu="h100", smallest=False, step_time=True)
+    assert found.passes_work is not None and found.update_work is not None
+    products = 5  # two forward, two of the weights' gradients, and one of the second layer's input
+    assert found.passes_work.matrix_flops == {"float32": products * 2 * 1000 * 1024 * 4096}
+    assert not found.update_work.flops and found.update_work.moved_bytes > 0
+    card = cards.find_card("h100")
+    time = time_of([(1, found.passes_work), (1, found.update_work)], cost_prior(card))
+    assert (
+        f"An optimizer step takes about {time.seconds:.3g} s (± {100 * time.deviation:.0f} %). This is" in found.answer
+    )
+    without = simulate_here(command=command, gpu="h100", smallest=False)
+    assert without.passes_work is None and "An optimizer step" not in without.answer
+    assert without.largest == found.largest, "the step that is counted comes after those whose memory is recorded"
+    last = simulate_here(command=command, gpu="h100", smallest=False, step_time=True, steps="5")
+    assert "time of an optimizer step is not known" in " ".join(last.notes)
+    with pytest.raises(InvalidInputError, match="set --steps to a number"):
+        simulate_here(command=command, gpu="h100", step_time=True, steps="all")
 
 
 COMPILED = """

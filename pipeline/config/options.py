@@ -202,6 +202,7 @@ class SimulateOptions(TypedDict, total=False):
     rank: int
     ranks: Literal["one", "all"]
     smallest: bool
+    step_time: bool
     budget: str | None
     other_processes: str | None
     values: Literal["auto", "on", "off"]

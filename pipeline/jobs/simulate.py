@@ -71,6 +71,8 @@ class SimulateSettings(SimulatedCommandSettings):
     """Which ranks of world_size run: the one that `rank` names, or all, of which equal neighbours run once."""
     smallest: bool = True
     """Whether the smallest memory on which the command runs is looked for, in two runs more."""
+    step_time: bool = False
+    """Whether the time of an optimizer step is estimated too, in one step more."""
     answer: Literal["text", "json"] = "text"
     """How the answer is written to stdout; json (or --json): as one object, and all else is written to stderr."""
     output: Path = RunSettings.model_fields["output"].default
@@ -176,6 +178,8 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
         InvalidInputError: a setting is wrong.
 
     """
+    from pipeline.prediction.commands.simulation import WORK_HOOK
+
     words = shlex.split(settings.command)
     if not words:
         raise InvalidInputError(
@@ -188,6 +192,11 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
         )
     if _runs_all_ranks(settings):
         _check_all_ranks(settings)
+    estimates_time = isinstance(settings, SimulateSettings) and settings.step_time
+    if estimates_time and settings.steps == ALL_STEPS:
+        raise InvalidInputError(
+            f"step_time looks at the step after those of steps, which is {ALL_STEPS}; set --steps to a number, as 3"
+        )
     check_num_cards(settings.gpus)
     if settings.world_size > 1 and settings.gpus > 1:
         raise InvalidInputError(
@@ -210,6 +219,7 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
         values=settings.values == "on",
         num_steps=None if settings.steps == ALL_STEPS else int(settings.steps),
         time_limit_seconds=settings.time_limit,
+        hook=WORK_HOOK if estimates_time else None,
     )
 
 

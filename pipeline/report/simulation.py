@@ -6,6 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.base.units import MIB, mib
+from pipeline.planning.rates import cost_prior, links_of, note_on_rates
+from pipeline.planning.step_time import StepTime, time_of
+from pipeline.prediction.cards import find_card
 from pipeline.prediction.commands.simulation import (
     FEWEST_STEPS,
     NEEDS_KNOWN_WORKSPACES,
@@ -103,6 +106,7 @@ def answer(simulation: Simulation) -> str:
             f"compute capability that have so much: {names}."
         )
     sentences += _help(simulation)
+    sentences += _of_time(simulation)
     sentences.append(_under(simulation))
     return " ".join(sentences)
 
@@ -199,6 +203,27 @@ def _help(simulation: Simulation) -> list[str]:
     ]
 
 
+def _step_time(simulation: Simulation) -> StepTime | None:
+    """Return the estimated time of an optimizer step; None if its work is not known."""
+    if simulation.passes_work is None or simulation.update_work is None:
+        return None
+    card = find_card(simulation.gpu)
+    return time_of([(1, simulation.passes_work), (1, simulation.update_work)], cost_prior(card, links_of(card)))
+
+
+def _of_time(simulation: Simulation) -> list[str]:
+    """Return the sentences on the time of an optimizer step, if its work is known."""
+    time, card = _step_time(simulation), find_card(simulation.gpu)
+    if time is None:
+        return []
+    least, most = time.overlapped_seconds, time.serial_seconds
+    between = (
+        f", {least:.3g} s if all that ranks send overlaps and {most:.3g} s if nothing does" if most > least else ""
+    )
+    about = f"An optimizer step takes about {time.seconds:.3g} s (± {100 * time.deviation:.0f} %){between}."
+    return [about, *filter(None, [note_on_rates(card)])]
+
+
 def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
     largest = simulation.largest
     if largest is None:
@@ -213,6 +238,9 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
             detail="; ".join(filter(None, (f"{largest.peak.phase} at {largest.peak.module}", _largest_line(largest)))),
         ),
     ]
+    if (time := _step_time(simulation)) is not None:
+        detail = f"± {100 * time.deviation:.0f} %, estimated"
+        found.append(Headline(title="an optimizer step", value=f"{time.seconds:.3g} s", detail=detail))
     if simulation.smallest_bytes is not None:
         names = simulation.cards_that_fit
         alike = "cards of the same compute capability"
@@ -226,9 +254,10 @@ def _command(simulation: Simulation, gpu: str) -> str | None:
     """Return the command that simulates it on a card; None if Python called it."""
     if simulation.called is not None:
         return None
-    defaults = {"gpus": 1, "world_size": 1, "rank": 0, "ranks": "one"}
+    defaults = {"gpus": 1, "world_size": 1, "rank": 0, "ranks": "one", "step_time": False}
     which = {"ranks": "all"} if simulation.ranks else {"rank": simulation.rank}
     given = {"gpus": simulation.num_cards, "world_size": simulation.world_size, **which}
+    given["step_time"] = simulation.passes_work is not None
     values = {name: value for name, value in given.items() if value != defaults[name]}
     line = command_line("simulate", {"gpu": gpu, **values})
     return f"{line} -- {shlex.join(simulation.command)}"

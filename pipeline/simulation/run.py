@@ -70,6 +70,8 @@ class SimulatedRun:
     """Of the processes whose torch asked for a card's memory, by rank."""
     processes: tuple[Process, ...]
     """What the same processes did on their cards, as the cards counted it."""
+    folder: Path
+    """Where they recorded it."""
 
 
 def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
@@ -140,6 +142,7 @@ def run_command(
         exit_code=exit_code,
         records=tuple(one for one in read_records(folder) if one.has_allocated or one.out_of_memory),
         processes=read_report(folder),
+        folder=folder,
     )
 
 

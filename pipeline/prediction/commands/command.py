@@ -21,14 +21,12 @@ from pipeline.base.progress import progress
 from pipeline.config.command import Command, remedies
 from pipeline.config.command_template import Template
 from pipeline.memory.work import Work
-from pipeline.prediction.commands import work_hook
-from pipeline.prediction.commands.simulation import Verdict, simulate
+from pipeline.prediction.commands.simulation import WORK_HOOK, Verdict, simulate
 from pipeline.simulation.cards import Card
 from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.run import Simulate, on_cuda_build, with_room
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
-WORK_HOOK = Path(work_hook.__file__)
 LAST_LINES = 5
 """Last lines of a command's output that are said when it fails."""
 LARGEST_FOLDER = 2000
@@ -120,22 +118,13 @@ def _simulated(wanted: Simulate, folder: Path) -> Outcome:
         _NEED_VALUES.add(program)
     if found.verdict is not Verdict.FITS or not found.processes:
         return InvalidInputError(why_not(folder, found.exit_code, found.notes))
-    passes_work, update_work = counted_work(folder / ("with_values" if found.with_values else "first"))
     return CommandPrediction(
-        passes_work=passes_work,
-        update_work=update_work,
+        passes_work=found.passes_work,
+        update_work=found.update_work,
         peak_allocated_bytes=max(one.peak_allocated_bytes for one in found.processes),
         peak_reserved_bytes=max(one.peak_reserved_bytes for one in found.processes),
         device_bytes=max(one.device_bytes for one in found.processes),
     )
-
-
-def counted_work(folder: Path) -> tuple[Work | None, Work | None]:
-    """Return the work of the passes and of the update of the process that computes most; None if it is not known."""
-    counted = TypeAdapter(dict[str, Work])
-    works = [counted.validate_json(file.read_bytes()) for file in folder.glob("*.work")]
-    most = max(works, key=lambda work: work["passes"].flops, default={})
-    return most.get("passes"), most.get("update")
 
 
 def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:

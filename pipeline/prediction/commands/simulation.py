@@ -7,9 +7,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
+from pipeline.memory.work import Work
+from pipeline.prediction.commands import work_hook
 from pipeline.prediction.commands.failed_allocation import OutOfMemory, held_then, line_of, out_of_memory
 from pipeline.prediction.commands.smallest_memory import (
     SmallestMemory,
@@ -31,6 +35,9 @@ LARGEST_COUNTS = 1024
 """Bytes of the largest array that is taken for one of lengths or counts."""
 OBJECTS = "objects"
 """Name of the folder of what ranks send each other, which all runs of a command share."""
+WORK_HOOK = Path(work_hook.__file__)
+"""The hook of a command whose work is counted too, in one optimizer step more."""
+TIME_IS_NOT_KNOWN = "The time of an optimizer step is not known: no step after those of --steps was counted to its end."
 FEWEST_STEPS = 2
 """Optimizer steps after which the peak is known: the first has no optimizer state yet."""
 
@@ -117,6 +124,10 @@ class Simulation:
     """The smallest memory of a card on which the command ran; None if it is not known."""
     smallest_expandable_bytes: int | None
     """The same with the allocator's expandable segments, as torch's allocator served the same requests."""
+    passes_work: Work | None = None
+    """Work of all passes of an optimizer step of the process that computes most; None if it is not known."""
+    update_work: Work | None = None
+    """Work of its update likewise."""
     assumptions: Mapping[str, str]
     """On what the answer rests, such as versions."""
     notes: tuple[str, ...]
@@ -164,6 +175,7 @@ def simulate(
     limit, and there is no verdict if it runs out of memory with them. Where it does not fit, it runs once more on a
     card that has room, to tell what it would need. The smallest memory is that of smallest_memory().
     The memory snapshots of the run that the answer is of are left in `folder` as memory_snapshot_NUMBER.pickle.
+    With WORK_HOOK it says too what an optimizer step computes.
 
     Raises:
         InvalidInputError: the command cannot be started, or uses no card.
@@ -178,10 +190,10 @@ def simulate(
         wanted = replace(wanted, values=True)
         run = _run(wanted, folder / "with_values", is_hidden=is_hidden)
     verdict, failed, notes, roomy = _verdict(run), out_of_memory(run), _notes(wanted, run), run
-    bytes_with_workspaces = None
+    bytes_with_workspaces, without_hook = None, replace(wanted, hook=None)
     if verdict is Verdict.FITS and _uses_cudnn(run):
         say("running it again with the largest workspaces that cuDNN may take")
-        largest = run_hidden(replace(wanted, has_largest_workspaces=True), folder / "with_workspaces")
+        largest = run_hidden(replace(without_hook, has_largest_workspaces=True), folder / "with_workspaces")
         if out_of_memory(largest) is not None:
             verdict, notes = Verdict.NONE, (NEEDS_KNOWN_WORKSPACES, *notes)
         elif largest.exit_code == 0:
@@ -195,10 +207,13 @@ def simulate(
     smallest = SmallestMemory()
     if roomy.records and roomy.exit_code == 0 and verdict is not Verdict.NONE and finds_smallest:
         say("looking for the smallest memory")
-        smallest = smallest_memory(wanted, roomy, folder / "smallest")
+        smallest = smallest_memory(without_hook, roomy, folder / "smallest")
     for number, record in enumerate(roomy.records):
         shutil.copy(record.snapshot, folder / f"memory_snapshot_{number}.pickle")
     processes = (_memory(roomy, record) for record in roomy.records if record.has_allocated)
+    passes_work, update_work = _work(roomy.folder)
+    if wanted.hook == WORK_HOOK and update_work is None:
+        notes = (*notes, TIME_IS_NOT_KNOWN)
     return Simulation(
         command=wanted.command,
         card=wanted.card.name,
@@ -217,6 +232,8 @@ def simulate(
         nccl_bytes=communicators_bytes(count) if (count := _num_communicators(run)) else None,
         smallest_bytes=smallest.num_bytes,
         smallest_expandable_bytes=smallest.num_bytes_expandable,
+        passes_work=passes_work,
+        update_work=update_work,
         assumptions=_assumptions(run),
         notes=(*notes, *([] if smallest.note is None else [smallest.note])),
     )
@@ -235,6 +252,14 @@ def _run(
             "set its device to cuda, or name the script that trains"
         )
     return run
+
+
+def _work(folder: Path) -> tuple[Work | None, Work | None]:
+    """Return the work of the passes and of the update of the process that computes most; None if it is not known."""
+    counted = TypeAdapter(dict[str, Work])
+    works = [counted.validate_json(file.read_bytes()) for file in folder.glob("*.work")]
+    most = max(works, key=lambda work: work["passes"].flops, default={})
+    return most.get("passes"), most.get("update")
 
 
 def _uses_cudnn(run: SimulatedRun) -> bool:
