@@ -404,6 +404,44 @@ def test_the_time_of_a_step_is_that_of_its_work_on_the_card(train_py: Path) -> N
         simulate_here(command=command, gpu="h100", step_time=True, steps="all")
 
 
+BY_HAND = """
+import torch, triton
+from triton import language
+
+@triton.jit
+def double(x, y, count, SIZE: language.constexpr):
+    numbers = language.program_id(0) * SIZE + language.arange(0, SIZE)
+    inside = numbers < count
+    language.store(y + numbers, 2 * language.load(x + numbers, mask=inside), mask=inside)
+
+def doubled(x):
+    y = torch.empty_like(x)
+    double[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), SIZE=1024)
+    return y
+
+class Double(torch.autograd.Function):
+    forward = staticmethod(lambda _, x: doubled(x))
+    backward = staticmethod(lambda _, gradient: doubled(gradient.contiguous()))
+
+weight = torch.nn.Parameter(torch.ones(1 << 20, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+for _ in range(5):
+    Double.apply(weight).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@needs_cuda_build
+def test_kernels_that_are_written_by_hand_count_by_their_tensors(train_py: Path) -> None:
+    train_py.write_text(BY_HAND)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="h100", smallest=False, step_time=True)
+    assert found.passes_work is not None
+    arrays = 7  # two each of both kernels and of the gradient's copy, and one of the sum
+    assert found.passes_work.moved_bytes == pytest.approx(arrays * 4 * 2**20, abs=100)
+    assert found.passes_work.num_kernels == 5
+
+
 COMPILED = """
 import torch
 from torch._dynamo.utils import counters

@@ -212,7 +212,7 @@ def simulate(
         shutil.copy(record.snapshot, folder / f"memory_snapshot_{number}.pickle")
     processes = (_memory(roomy, record) for record in roomy.records if record.has_allocated)
     passes_work, update_work = _work(roomy.folder)
-    if wanted.hook == WORK_HOOK and update_work is None:
+    if wanted.hook == WORK_HOOK and roomy.exit_code == 0 and update_work is None:
         notes = (*notes, TIME_IS_NOT_KNOWN)
     return Simulation(
         command=wanted.command,

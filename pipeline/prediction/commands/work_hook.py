@@ -114,13 +114,13 @@ def count_next_step(end: Callable[[], None]) -> None:
 
     try:
         mode = WorkOfStep(end)
+        mode.count_triton()
     except Exception:  # Fitproof's code does not run on this Python or torch
         end()
     optimizer.register_optimizer_step_pre_hook(mode.before_update)
     optimizer.register_optimizer_step_post_hook(mode.after_update)
     sys.excepthook = lambda *_: end()  # the memory is recorded: what happens now is no failure of the command
     torch.save = lambda *_, **__: end()
-    mode.count_triton()
     mode.__enter__()  # type: ignore[no-untyped-call]
 
 
