@@ -23,8 +23,8 @@ from pathlib import Path
 from rows import add_missing
 
 from pipeline.base.units import MIB
-from pipeline.planning.rates import cost_prior, links_of
-from pipeline.planning.step_time import StepTime, time_of
+from pipeline.planning.rates import step_time_on
+from pipeline.planning.step_time import StepTime
 from pipeline.prediction import cards
 from pipeline.prediction.commands.simulation import WORK_HOOK, Simulation, simulate
 from pipeline.simulation.cards import find_card
@@ -160,8 +160,7 @@ def step_time(found: Simulation) -> StepTime | None:
     """Return the estimated time of an optimizer step on an H100; None if its work is not known."""
     if found.passes_work is None or found.update_work is None:
         return None
-    card = cards.find_card("h100")
-    return time_of([(1, found.passes_work), (1, found.update_work)], cost_prior(card, links_of(card)))
+    return step_time_on(cards.find_card("h100"), found.passes_work, found.update_work)
 
 
 def main() -> None:

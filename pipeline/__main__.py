@@ -16,10 +16,12 @@ OBJECTS_PER_COLLECTION = 100_000
 """How many objects may be made before the garbage collector runs."""
 
 
-def _gpus(words: Sequence[str]) -> list[str]:
-    """Return what `--gpu` names, before the words are parsed."""
+def gpu_of(words: Sequence[str]) -> str:
+    """Return what `--gpu` names, before the words are parsed; auto without it, and of a command that is searched."""
+    if "--" in words:
+        return "auto"
     options = ((word.partition("="), after) for word, after in pairwise((*words, "auto")))
-    return [value or after for (name, _, value), after in options if name == "--gpu"]
+    return ["auto", *(value or after for (name, _, value), after in options if name == "--gpu")][-1]
 
 
 def run() -> NoReturn:
@@ -28,7 +30,7 @@ def run() -> NoReturn:
     exit_on_signal()
     words = sys.argv[1:]
     if words[:1] and words[0] in entry_points() and not {"-h", "--help"} & {*words}:
-        start_importing(*([] if "--" in words else _gpus(words)[-1:]))
+        start_importing(gpu_of(words))
     try:
         from pipeline.cli import main
 

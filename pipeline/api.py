@@ -207,7 +207,8 @@ def _started(settings: Mapping[str, Any]) -> tuple[dict[str, Any], "Console"]:
 
     from pipeline.prediction.card_processes import start_importing
 
-    start_importing(settings.get("gpu", "auto"))
+    gpu = settings.get("gpu")
+    start_importing(gpu if isinstance(gpu, str) else "auto")  # anything else is refused later, by name
     from pipeline.config.settings import nested
 
     return nested(settings), Console(quiet=True)

@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT
 from project import SMALL, Project, as_words
 
+from pipeline.__main__ import gpu_of
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main, parse, settings_of
 from pipeline.config.entry_points import EXISTING, TOOLS, entry_points, find_file
@@ -27,6 +28,21 @@ comparisons:
       low: {learning_rate: 1.0e-4}
       high: {learning_rate: 1.0e-3}
 """
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("plan", "auto"),
+        ("plan --gpu h100 --model gpt2", "h100"),
+        ("plan --gpu=cpu", "cpu"),
+        ("plan --gpu t4 --gpu=8xh100", "8xh100"),
+        ("plan --gpu", "auto"),
+        ("search --gpu a100 -- python train.py", "auto"),
+    ],
+)
+def test_the_card_is_known_before_settings_are_read(words: str, named: str) -> None:
+    assert gpu_of(words.split()[1:]) == named
 
 
 @pytest.fixture

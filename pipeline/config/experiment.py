@@ -245,17 +245,13 @@ class Experiment:
         return _with_room_for_evaluation(prepared, settings.eval_steps * self.effective_batch_size)
 
     def on_device(self, device: str) -> "Experiment":
-        """Return the same run on another device."""
+        """Return the same run on another device, which this machine need not have."""
         return Experiment(self.settings.model_copy(update={"device": device}))
 
     def with_random_weights(self, device: str) -> "Experiment":
         """Return the same run on another device, with random weights in place of pretrained ones."""
         changes = {"device": device, self.family: self.model.with_random_weights()}
         return Experiment(self.settings.model_copy(update=changes))
-
-    def for_device(self, device: str) -> "Experiment":
-        """Return the same run with this device in its settings, which this machine need not have."""
-        return Experiment(self.settings.model_copy(update={"device": device}))
 
     @property
     def num_threads(self) -> int | None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 EXIT_CODE_DOES_NOT_FIT = 3
 ALL_STEPS = "all"
+TIME_IS_NOT_KNOWN = (
+    "The time of an optimizer step is not known: no step after those of --steps was counted to its end, or it has work "
+    "that is not counted, such as a product in a kernel of Triton."
+)
 
 
 class SimulatedCommandSettings(Settings):
@@ -152,7 +157,10 @@ def run_simulation(settings: SimulatedCommandSettings, folder: Path, say: Callab
     say(what_runs(wanted))
     finds_smallest = isinstance(settings, SimulateSettings) and settings.smallest
     run = simulate_ranks if _runs_all_ranks(settings) else simulate_one
-    return run(wanted, folder, say, may_need_values=may_need_values, finds_smallest=finds_smallest)
+    found = run(wanted, folder, say, may_need_values=may_need_values, finds_smallest=finds_smallest)
+    if wanted.hook and found.largest and found.update_work is None:
+        found = replace(found, notes=(*found.notes, TIME_IS_NOT_KNOWN))
+    return found
 
 
 def _runs_all_ranks(settings: SimulatedCommandSettings) -> bool:

@@ -52,8 +52,8 @@ class Work:
     matrix_flops: Mapping[str, float] = field(default_factory=dict)
     """Floating-point operations of matrix products, by the type in which they are computed.
 
-    The types are `float32`, `tf32`, `bfloat16` and `float16`. Those of attention in one kernel, which has a speed of
-    its own, are apart: `float32 attention`.
+    The types are `float32`, `tf32`, `bfloat16`, `float16` and those of 8 bits, as `float8_e4m3fn`. Those of attention
+    in one kernel, which has a speed of its own, are apart: `float32 attention`.
     """
     moved_bytes: float = 0
     """Bytes that all other operators read and write."""

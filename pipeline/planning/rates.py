@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.base.contracts import Hardware
-from pipeline.planning.step_time import CALLS, KINDS, SENT, CostPrior
+from pipeline.memory.work import Work
+from pipeline.planning.step_time import CALLS, KINDS, SENT, CostPrior, StepTime, time_of
 from pipeline.prediction.cards import CARDS, model_of
 from pipeline.simulation import cards
 from pipeline.simulation.cards import Card
@@ -215,6 +216,11 @@ def cost_prior(hardware: Hardware, links: Links | None = None) -> CostPrior:
         is_queued=hardware.kind == "cuda",
         links=links,
     )
+
+
+def step_time_on(card: Hardware, passes: Work, update: Work) -> StepTime:
+    """Return the estimated time of an optimizer step of this work on a card, or on several as such are linked."""
+    return time_of([(1, passes), (1, update)], cost_prior(card, links_of(card)))
 
 
 def rate_costs(hardware: Hardware, link: Link | None = None) -> list[float]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.base.units import MIB, mib
-from pipeline.planning.rates import cost_prior, links_of, note_on_rates
-from pipeline.planning.step_time import StepTime, time_of
+from pipeline.planning.rates import note_on_rates, step_time_on
+from pipeline.planning.step_time import StepTime
 from pipeline.prediction.cards import find_card
 from pipeline.prediction.commands.simulation import (
     FEWEST_STEPS,
@@ -207,21 +207,23 @@ def _step_time(simulation: Simulation) -> StepTime | None:
     """Return the estimated time of an optimizer step; None if its work is not known."""
     if simulation.passes_work is None or simulation.update_work is None:
         return None
-    card = find_card(simulation.gpu)
-    return time_of([(1, simulation.passes_work), (1, simulation.update_work)], cost_prior(card, links_of(card)))
+    return step_time_on(find_card(simulation.gpu), simulation.passes_work, simulation.update_work)
 
 
 def _of_time(simulation: Simulation) -> list[str]:
     """Return the sentences on the time of an optimizer step, if its work is known."""
-    time, card = _step_time(simulation), find_card(simulation.gpu)
+    time = _step_time(simulation)
     if time is None:
         return []
+    beginning = "With room an" if simulation.verdict is Verdict.DOES_NOT_FIT else "An"
     least, most = time.overlapped_seconds, time.serial_seconds
     between = (
         f", {least:.3g} s if all that ranks send overlaps and {most:.3g} s if nothing does" if most > least else ""
     )
-    about = f"An optimizer step takes about {time.seconds:.3g} s (± {100 * time.deviation:.0f} %){between}."
-    return [about, *filter(None, [note_on_rates(card)])]
+    return [
+        f"{beginning} optimizer step takes about {time.seconds:.3g} s (± {100 * time.deviation:.0f} %){between}.",
+        *filter(None, [note_on_rates(find_card(simulation.gpu))]),
+    ]
 
 
 def _headlines(simulation: Simulation) -> tuple[Headline, ...]:

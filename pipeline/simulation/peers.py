@@ -26,8 +26,11 @@ class Peers:
             rank = int(file.name.removeprefix(ASKED))
             if rank not in self._running:
                 self._running[rank] = self._start(rank)
-            elif (exit_code := self._running[rank].poll()) is not None:
-                write_atomically(self._folder / f"{ENDED}{rank}", str(exit_code).encode())
+            elif (exit_code := self._running[rank].poll()) is not None and not (ended := self._ended(rank)).exists():
+                write_atomically(ended, str(exit_code).encode())
+
+    def _ended(self, rank: int) -> Path:
+        return self._folder / f"{ENDED}{rank}"
 
     def end(self) -> None:
         """End them; what they have sent is kept."""

@@ -127,11 +127,12 @@ class LossKernel(Technique):
     def export(self, target: str) -> Exported | None:
         """Return the loss as code; the plain script calls it, and elsewhere the model itself returns it.
 
-        TRL has chunks of its own, which no setting turns off, and torchtitan too; axolotl's chunks are of logits that
-        are all in memory.
+        TRL has chunks of its own, which no setting turns off; axolotl's chunks are of logits that are all in memory.
         """
-        if target in ("trl", "torchtitan"):
+        if target == "trl":
             return None if self.loss_kernel == "liger" else Exported()
+        if target == "torchtitan":
+            return Exported() if self.loss_kernel == "chunked" else None
         if target == "axolotl":
             return Exported(arguments=LIGER_IN_AXOLOTL) if self.loss_kernel == "liger" else None
         if (self.loss_kernel, target) == ("liger", "training_arguments"):

@@ -16,6 +16,7 @@ IMPORTS = "from typing import Any\n\nimport torch\nfrom torch import Tensor, nn\
 """What the functions need in an exported file."""
 
 
+OF_TORCHTITAN = "torchtitan keeps the parameters themselves in float32, and computes with copies of them in bfloat16."
 OF_DEEPSPEED = (
     "bf16 is DeepSpeed's training with float32 copies in the optimizer; without ZeRO it also adds up gradients in "
     "float32, which takes 4 bytes a parameter more than measured."
@@ -83,14 +84,17 @@ class Weights(Technique):
         return None
 
     def export(self, target: str) -> Exported | None:
-        """Return the function that converts the model; axolotl and torchtitan have a key.
+        """Return the function that converts the model; axolotl and torchtitan have keys.
 
         DeepSpeed takes it only beside float32.
         """
         has_master = self.weights == "bfloat16_master"
         if target == "deepspeed":
             return Exported(arguments={"bf16": {"enabled": True}}, notes=(OF_DEEPSPEED,)) if has_master else None
-        if target in ("axolotl", "torchtitan"):
+        if target == "torchtitan":
+            in_float32 = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
+            return Exported(arguments=in_float32, notes=(OF_TORCHTITAN,)) if has_master else Exported()
+        if target == "axolotl":
             return None if has_master else Exported()
         functions: list[Callable[..., Any]] = [convert_to_bfloat16, *([with_master_weights] if has_master else [])]
         return Exported(

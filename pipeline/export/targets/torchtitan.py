@@ -2,12 +2,11 @@
 
 from typing import Any, ClassVar
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.export.facts import Facts
 from pipeline.export.target import Target, render
 
 MODELS = {
-    "meta-llama/Llama-3.2-1B": ("llama3", "1B"),
-    "meta-llama/Llama-3.2-3B": ("llama3", "3B"),
     "meta-llama/Llama-3.1-8B": ("llama3", "8B"),
     "meta-llama/Llama-3.1-70B": ("llama3", "70B"),
     "meta-llama/Llama-3.1-405B": ("llama3", "405B"),
@@ -18,10 +17,12 @@ MODELS = {
     "Qwen/Qwen3-14B": ("qwen3", "14B"),
     "Qwen/Qwen3-32B": ("qwen3", "32B"),
 }
-"""torchtitan's module and shape of a model, by its name on the hub."""
+"""torchtitan's module and shape of a model, by its name on the hub; its Llama 3.2 has other positions than that."""
 COMMAND = "torchrun --nproc_per_node {} -m torchtitan.train --module torchtitan_config --config measured"
 KINDS = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
 """Class of a section of torchtitan's configuration; a technique names a key in it as `section.key`."""
+NUMS_CHUNKS = (1, 2, 4, 8)
+"""Numbers of the loss's chunks, of which torchtitan's own is the last; they have to divide the sequence."""
 LARGE_NORM = 1e9
 """torchtitan clips always: to this norm, no gradient is."""
 NOT_MEASURED = "This is not the training that was measured: "
@@ -49,6 +50,7 @@ class Torchtitan(Target):
             module=module,
             shape=shape,
             sections=_sections(facts),
+            num_chunks=max(count for count in NUMS_CHUNKS if facts.sequence_length % count == 0),
             kinds=KINDS,
         )
         return {"torchtitan_config.py": text}
@@ -58,6 +60,8 @@ class Torchtitan(Target):
         notes = []
         if facts.precision not in ("fp32", "bf16"):
             notes.append(f"{NOT_MEASURED}torchtitan has no precision={facts.precision}, and float32 is set.")
+        if facts.precision == "bf16" and facts.weights == "float32":
+            notes.append("Its FSDP computes all in bfloat16, norms too, which autocast left in float32.")
         if facts.checkpointing not in ("none", "every_layer"):
             notes.append(
                 f"torchtitan checkpoints all layers here, where checkpointing={facts.checkpointing} was measured: the "
@@ -90,7 +94,9 @@ def _sections(facts: Facts) -> dict[str, dict[str, Any]]:
             "steps": facts.num_steps,
             "max_norm": facts.max_grad_norm or LARGE_NORM,
             "dtype": facts.weights,
-            "mixed_precision_param": facts.autocast_dtype if facts.precision == "bf16" else "float32",
+            "mixed_precision_param": "bfloat16"
+            if facts.precision == "bf16" or facts.weights == "bfloat16"
+            else "float32",
             "disable_cuda_graphs": True,
         },
         "parallelism": {"data_parallel_replicate_degree": facts.world_size, "data_parallel_shard_degree": 1},
@@ -98,5 +104,10 @@ def _sections(facts: Facts) -> dict[str, dict[str, Any]]:
     }
     for name, value in facts.arguments.items():
         section, _, key = name.partition(".")
+        if section not in sections:
+            raise InvalidInputError(
+                f"a technique's arguments for torchtitan are named section.key, of {', '.join(sections)}, and one is "
+                f"{name!r}; correct its export()"
+            )
         sections[section][key] = value
     return sections

@@ -20,6 +20,7 @@ from pipeline.base.processes import cores
 from pipeline.base.progress import progress
 from pipeline.config.command import Command, remedies
 from pipeline.config.command_template import Template
+from pipeline.memory import work
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.simulation import WORK_HOOK, Verdict, simulate
 from pipeline.simulation.cards import Card
@@ -27,6 +28,8 @@ from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.run import Simulate, on_cuda_build, with_room
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
+COUNTING = WORK_HOOK, Path(str(work.__file__))
+"""Files on which the work depends that is counted of a command."""
 LAST_LINES = 5
 """Last lines of a command's output that are said when it fails."""
 LARGEST_FOLDER = 2000
@@ -148,6 +151,7 @@ def _key(command: Command, build: TorchBuild, card: Card) -> str:
             dict(command.environment),
             variables,
             command.world_size,
+            [hashlib.sha256(file.read_bytes()).hexdigest() for file in COUNTING],
         ),
         *(asdict(replace(card, memory_mib=0)), build.version, str(build.folder)),
         *(Template(command.words).digests, list(_sources(command.words)), str(Path.cwd())),

@@ -37,7 +37,6 @@ OBJECTS = "objects"
 """Name of the folder of what ranks send each other, which all runs of a command share."""
 WORK_HOOK = Path(work_hook.__file__)
 """The hook of a command whose work is counted too, in one optimizer step more."""
-TIME_IS_NOT_KNOWN = "The time of an optimizer step is not known: no step after those of --steps was counted to its end."
 FEWEST_STEPS = 2
 """Optimizer steps after which the peak is known: the first has no optimizer state yet."""
 
@@ -212,8 +211,6 @@ def simulate(
         shutil.copy(record.snapshot, folder / f"memory_snapshot_{number}.pickle")
     processes = (_memory(roomy, record) for record in roomy.records if record.has_allocated)
     passes_work, update_work = _work(roomy.folder)
-    if wanted.hook == WORK_HOOK and roomy.exit_code == 0 and update_work is None:
-        notes = (*notes, TIME_IS_NOT_KNOWN)
     return Simulation(
         command=wanted.command,
         card=wanted.card.name,

@@ -7,7 +7,7 @@ file PID.work in the folder that SIMULATED_CARD_REPORT names has the work of its
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +21,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 FOLDER = "SIMULATED_CARD_REPORT"
 """Variable that names the folder of what processes did."""
 OWN_PACKAGE = Path(__file__).parents[2]
-TRITON = {"torch._inductor.runtime.triton_heuristics": "CachingAutotuner", "triton.runtime.jit": "JITFunction"}
+TRITON = {
+    "torch._inductor.runtime.triton_heuristics": "CachingAutotuner",
+    "torch._inductor.triton_heuristics": "CachingAutotuner",  # until torch 2.4
+    "triton.runtime.jit": "JITFunction",
+}
 """Classes whose method `run` launches a kernel of Triton: torch.compile's, and those written by hand."""
+TEMPLATES = "triton_tem"
+"""How torch.compile begins the names of kernels that compute products: FlexAttention, and GEMMs that it has timed."""
+LAUNCHES = "triton_kernel_wrapper"
+"""How the names of operators begin that launch a kernel of Triton, which counts by itself."""
 IN_PLACE = "in_out_ptr"
 """How torch.compile begins the names of what a kernel both reads and writes."""
 
@@ -36,7 +44,7 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter, self._end = _work_counter(), end
         self._passes: Any = None
-        self._is_whole = True
+        self._is_whole, self._is_in_operator = True, False
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -47,7 +55,11 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
         subclasses = [kind for kind in types if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
         if subclasses and FakeTensor not in subclasses:
             return NotImplemented  # a subclass says what it is made of
-        result = func(*args, **(kwargs or {}))
+        self._is_in_operator = isinstance(func, OpOverload)  # whose kernels are its own, and count with it
+        try:
+            result = func(*args, **(kwargs or {}))
+        finally:
+            self._is_in_operator = False
         if not subclasses:
             self._count(func, args, kwargs or {}, result)
         return result
@@ -55,7 +67,8 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         if isinstance(operator, HigherOrderOperator):  # as that which runs another with a state of random numbers
             inner = next((number for number, arg in enumerate(args) if isinstance(arg, OpOverload)), None)
-            if inner is None:
+            if inner is None:  # what it runs is not seen
+                self._is_whole &= operator.__name__.startswith(LAUNCHES)
                 return
             operator, args = args[inner], args[inner + 1 :]
         try:
@@ -64,21 +77,28 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._is_whole = False
 
     def count_triton(self) -> None:
-        """Count what kernels of Triton move, which no operator launches: each of their tensors is read or written."""
-        for module, name in TRITON.items():
-            if module in sys.modules:
-                kind = getattr(sys.modules[module], name)
-                kind.run = self._counted(kind.run)
+        """Count what kernels of Triton move that no operator launches: each of their tensors is read or written."""
+        kinds = [getattr(sys.modules.get(module), name, None) for module, name in TRITON.items()]
+        for kind in dict.fromkeys(filter(None, kinds)):
+            kind.run = self._counted(kind.run)
 
     def _counted(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def counted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            names = getattr(getattr(kernel, "fn", None), "arg_names", ())
-            in_place = [value for name, value in zip(names, args, strict=False) if name.startswith(IN_PLACE)]
-            tensors = [value for value in (*args, *kwargs.values(), *in_place) if isinstance(value, torch.Tensor)]
-            self._counter.count_kernel(sum(tensor.nbytes for tensor in tensors))
+            if not self._is_in_operator and not kwargs.get("warmup"):
+                try:
+                    self._count_kernel(getattr(kernel, "fn", kernel), args, kwargs)
+                except Exception:  # as above
+                    self._is_whole = False
             return run(kernel, *args, **kwargs)
 
         return counted
+
+    def _count_kernel(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._is_whole &= not getattr(function, "__name__", "").startswith(TEMPLATES)
+        names = getattr(function, "arg_names", ())
+        in_place = [value for name, value in zip(names, args, strict=False) if name.startswith(IN_PLACE)]
+        tensors = [value for value in (*args, *kwargs.values(), *in_place) if isinstance(value, torch.Tensor)]
+        self._counter.count_kernel(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
     def before_update(self, *_: Any) -> None:
         """Note the work of the passes."""

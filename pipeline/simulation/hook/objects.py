@@ -80,7 +80,9 @@ def send_through_files() -> None:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
             return act(given["object_list"], rank_of(given, peer), given.get("group"))
 
         setattr(distributed, name, call)
