@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+import hypothesis
 import optuna
 import pytest
 import torch
@@ -25,6 +26,8 @@ from pipeline.config.settings import merged, nested
 from pipeline.runtime.observer import Observer
 
 ROOT = Path(__file__).parent.parent
+hypothesis.settings.register_profile("without a time limit", deadline=None)  # times vary with other load
+hypothesis.settings.load_profile("without a time limit")
 
 TINY: dict[str, Any] = {
     "device": "cpu",

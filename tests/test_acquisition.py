@@ -134,7 +134,7 @@ def test_conditioning_reduces_every_variance(numbers: list[int], noise: float) -
     assert sure.mean_N[0] == pytest.approx(3.0) and sure.mean_N[6] == pytest.approx(3.0)  # 0 and 6 are alike
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.dictionaries(st.integers(0, 9), st.floats(-2, 2), min_size=1, max_size=6),
     st.dictionaries(st.integers(0, 9), st.floats(-2, 2), max_size=3),
@@ -252,7 +252,7 @@ def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
 
 
 @pytest.mark.quick
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(
     fixed=st.floats(0, 4),
     speedup=st.floats(0.3, 1.5),
@@ -363,7 +363,7 @@ def test_two_runs_are_more_certain_than_one() -> None:
     assert all(two < one for two, one in zip(twice, once, strict=True))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=8), st.floats(0.01, 0.5))
 def test_a_leave_one_out_residual_is_that_of_a_prediction_from_the_others(values: list[float], noise: float) -> None:
     priors = [prior_of(8, own=0.1, scale=scale) for scale in (0.5, 2.0)]
@@ -522,7 +522,7 @@ def test_the_page_about_the_search_shows_a_study_that_runs(capsys: pytest.Captur
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(off=st.floats(0.99, 1.01), budget=st.integers(40, 300))
 def test_predictions_that_are_off_cost_few_trials_that_do_not_fit(off: float, budget: int) -> None:
     rules = Rules(budget_bytes=budget * MIB, kind="cuda")

@@ -27,7 +27,7 @@ def group(candidate: Candidate) -> dict[str, object]:
     return {**candidate.choice, "micro_batch_size": None}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(number=st.integers(0, len(CANDIDATES) - 1), ratio=st.floats(0.8, 1.3), budget=st.integers(30, 600))
 def test_a_lower_bound_makes_no_configuration_more_likely_to_fit(number: int, ratio: float, budget: int) -> None:
     bounds = {number: ratio * (CANDIDATES[number].predicted_bytes or 0)}

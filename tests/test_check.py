@@ -188,7 +188,6 @@ LINES = st.lists(
 ).map(tuple)
 
 
-@settings(deadline=None)
 @given(LINES, LINES)
 def test_changes_of_lines_add_up_and_none_is_of_a_line_that_moved(
     before: tuple[LineMemory, ...], now: tuple[LineMemory, ...]
@@ -207,7 +206,7 @@ def test_changes_of_lines_add_up_and_none_is_of_a_line_that_moved(
     assert line_changes(before, tuple(map(moved, before))) == ()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(lines=LINES)
 def test_a_baseline_is_read_as_it_was_written_with_a_row_for_each_line(
     lines: tuple[LineMemory, ...], tmp_path_factory: pytest.TempPathFactory

@@ -266,7 +266,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5) | VALUES, st.booleans())
 def test_whatever_a_row_is_it_is_read_or_refused(row: Any, train_chosen: bool) -> None:
     with contextlib.suppress(UnreadableRowError):

@@ -60,9 +60,7 @@ EVERYTHING = st.fixed_dictionaries(
         "sequences": st.sampled_from(["packed", "packed_documents", "fixed_length", "padded", "grouped"]),
     }
 )
-each_configuration = settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+each_configuration = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def losses_here(**changes: Any) -> list[float]:

@@ -48,7 +48,7 @@ def started(known: Measurements, num_workers: int, rules: Rules = RULES, candida
     return numbers
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ended=NUMBERS, others=NUMBERS, whole_front=st.booleans())
 def test_what_runs_is_not_proposed_and_stays_a_rival_in_the_bound(
     ended: list[int], others: list[int], whole_front: bool
@@ -64,7 +64,7 @@ def test_what_runs_is_not_proposed_and_stays_a_rival_in_the_bound(
         assert beside.is_waiting <= bool(left & set(others)) or len(known.runs) < 4
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(ended=NUMBERS, num_workers=st.integers(2, 16))
 def test_workers_that_start_together_measure_different_configurations_that_fit(
     ended: list[int], num_workers: int
@@ -145,7 +145,7 @@ def searched(num_workers: int, seconds: Seconds, random: np.random.Generator) ->
 
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("num_workers", [2, 8, 64])
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4, derandomize=True)
 @given(fixed=st.floats(0, 4), speedup=st.floats(0.3, 1.5), seed=st.integers(0, 99))
 def test_a_search_of_many_workers_measures_nothing_twice_and_finds_the_best(
     num_workers: int, fixed: float, speedup: float, seed: int
