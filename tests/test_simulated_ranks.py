@@ -127,6 +127,33 @@ def test_a_rank_is_told_that_the_one_it_waits_for_has_ended(capfd: pytest.Captur
     assert "rank 1 sent no object: it ended with exit code 7" in capfd.readouterr().err
 
 
+OF_PARTS = """
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+distributed.init_process_group("nccl")
+mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "tensor"))
+model = nn.Sequential(nn.Linear(512, 1024), nn.Linear(1024, 512)).cuda()
+parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+for step in range(5):
+    model(torch.ones(64, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@needs_cuda_build
+def test_what_is_known_of_layouts_with_groups_of_ranks_is_said(train_py: Path) -> None:
+    train_py.write_text(OF_PARTS)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", world_size=4, smallest=False)
+    assert found.verdict == "fits" and any(
+        "1.7 to 9.9 % more memory than was simulated" in note for note in found.notes
+    )
+
+
 @needs_cuda_build
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("launcher", [START[1:], []], ids=["torchrun", "python"])
@@ -138,6 +165,7 @@ def test_one_rank_of_many_runs_alone_and_holds_its_part_of_a_sharded_model(launc
             command=[str(CUDA_PYTHON), *launcher, "train.py", kind], gpu="a100", world_size=8, rank=3, smallest=False
         )
         assert (found.verdict, len(found.processes)) == ("fits", 1) and found.largest is not None
+        assert not any("than was simulated" in note for note in found.notes)
         assert (found.largest.rank, found.largest.num_steps) == (3, 3)
         assert "as rank 3 of 8" in found.notes[0]
         peaks[kind] = found.largest
