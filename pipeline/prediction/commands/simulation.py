@@ -38,8 +38,8 @@ OBJECTS = "objects"
 WORK_HOOK = Path(work_hook.__file__)
 """The hook of a command whose work is counted too, in one optimizer step more."""
 OF_GROUPS = (
-    "It has groups of ranks beside that of all: of trainings with tensor or context parallelism torchtitan published 1.7 "
-    "to 9.9 % more memory than was simulated, for reasons that are not known; of others within 0.3 %."
+    "It has groups of ranks beside that of all: of trainings with tensor or context parallelism torchtitan published "
+    "1.7 to 9.9 % more memory than was simulated, for reasons that are not known; of others within 0.3 %."
 )
 """The rows of benchmarks/published/torchtitan.csv."""
 FEWEST_STEPS = 2
