@@ -6,8 +6,9 @@ It appends the rows that the table does not have. The interpreter is of an envir
 litgpt needs; its program and settings are those of the checkout. Weights are random and stay unloaded, and a sample has
 one length: the longest that the settings admit for the memory, which is bytes allocated, and 128 tokens for the time.
 That is the mean of Alpaca by the bytes of its files, at four to a token; the lengths of the 2,000 samples of which the
-minutes were measured are not at hand, nor how far a micro-batch was padded. Validation and the example that is
-generated each time are not part of the estimate. Of the micro-batches of an optimizer step two are simulated for the
+minutes were measured are not at hand, nor how far a micro-batch was padded. Validation counts as forward passes of its
+100 samples, a half of a pass with adapters and a third of one without; the example that is generated each time is not
+part of the estimate. Of the micro-batches of an optimizer step two are simulated for the
 memory, and one for the time: others repeat the second.
 """
 
@@ -39,6 +40,7 @@ GPU = "a10g"
 GB = 1e9
 NUM_SAMPLES = 1900
 """Samples that are trained of the 2,000; the others are for validation."""
+NUM_VALIDATED = 100
 LENGTH = 128
 """Tokens of a sample for the time: the files of Alpaca on the hub have 918 bytes a sample, which are twice its text and
 once the prompt around it, so that a sample in its prompt has about 550."""
@@ -55,7 +57,10 @@ class Row:
     simulated_gb: float | None
     difference_percent: float | None
     published_minutes: float | None
+    training_minutes: float | None
+    """Estimated, without validation."""
     estimated_minutes: float | None
+    """With it."""
     verdict: str
     torch: str
     seconds: float
@@ -87,6 +92,7 @@ def run(config: str, python: Path, checkout: Path) -> Row:
     fits = memory.verdict is Verdict.FITS and memory.largest is not None
     simulated_gb = memory.largest.peak_allocated_bytes / GB if fits and memory.largest else None
     both = simulated_gb and published_gb
+    training_minutes = step_seconds and num_steps * step_seconds / 60
     return Row(
         config=config,
         model=row["model"],
@@ -94,11 +100,20 @@ def run(config: str, python: Path, checkout: Path) -> Row:
         simulated_gb=simulated_gb and round(simulated_gb, 2),
         difference_percent=round(100 * (simulated_gb / published_gb - 1), 1) if both else None,  # type: ignore[operator]
         published_minutes=minutes,
-        estimated_minutes=step_seconds and round(num_steps * step_seconds / 60, 2),
+        training_minutes=training_minutes and round(training_minutes, 2),
+        estimated_minutes=training_minutes and round(with_validation(row, training_minutes), 2),
         verdict=memory.verdict.value,
         torch=memory.assumptions.get("torch", ""),
         seconds=round(time.monotonic() - begin, 1),
     )
+
+
+def with_validation(row: dict[str, str], training_minutes: float) -> float:
+    """Return the minutes of a published training with those of validating, now and then and at the end."""
+    num_trained = int(row["epochs"]) * NUM_SAMPLES
+    num_validations = num_trained // int(row["effective_batch_size"]) // int(row["validation_interval"]) + 1
+    forward_share = 1 / 3 if Path(row["config"]).stem == "full" else 1 / 2  # frozen weights have no gradient
+    return training_minutes * (1 + num_validations * NUM_VALIDATED * forward_share / num_trained)
 
 
 def _simulated(wanted: Simulate) -> Simulation:
