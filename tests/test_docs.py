@@ -375,6 +375,17 @@ def test_numbers_of_tables_are_those_of_the_files_that_the_section_links_to(page
     assert checked >= 30
 
 
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+def test_errors_of_litgpts_peaks_are_those_of_its_rows(kind: str) -> None:
+    with (ROOT / "benchmarks" / "litgpt_minutes_2026-11-28.csv").open(newline="") as file:
+        rows = [
+            row for row in csv.DictReader(file) if row["difference_percent"] and row["config"].endswith(f"/{kind}.yaml")
+        ]
+    errors = [float(row["difference_percent"]) for row in rows]
+    median, worst = statistics.median(map(abs, errors)), max(errors, key=abs)
+    assert f"| {kind} | {len(errors)} | {median:.1f} % | {worst:+.1f} % |" in text_of("docs/evidence.md")
+
+
 def model_of(configuration: str) -> str:
     """Return the row of the table that a configuration of the predictions' file belongs to."""
     values = dict(part.split("=") for part in configuration.split(", "))
