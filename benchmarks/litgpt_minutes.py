@@ -8,8 +8,8 @@ one length: the longest that the settings admit for the memory, which is bytes a
 That is the mean of Alpaca by the bytes of its files, at four to a token; the lengths of the 2,000 samples of which the
 minutes were measured are not at hand, nor how far a micro-batch was padded. Validation counts as forward passes of its
 100 samples, a half of a pass with adapters and a third of one without; the example that is generated each time is not
-part of the estimate. Of the micro-batches of an optimizer step two are simulated for the
-memory, and one for the time: others repeat the second.
+part of the estimate. Of the micro-batches of an optimizer step two are simulated for the memory, and one for the time:
+others repeat the second.
 """
 
 import argparse
@@ -20,10 +20,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rows import add_missing, after_constant
 from scipy.stats import spearmanr
@@ -76,10 +74,8 @@ def run(config: str, python: Path, checkout: Path) -> Row:
     """Simulate a published training: with its longest samples on its card, and with typical ones on one with room."""
     row, begin = published()[config], time.monotonic()
     micro_batch_size, effective_batch_size = int(row["micro_batch_size"]), int(row["effective_batch_size"])
-    num_passes, num_steps = (
-        effective_batch_size // micro_batch_size,
-        int(row["epochs"]) * NUM_SAMPLES / effective_batch_size,
-    )
+    num_passes = effective_batch_size // micro_batch_size
+    num_steps = int(row["epochs"]) * NUM_SAMPLES / effective_batch_size
     card, settings = find_card(GPU), checkout / "config_hub" / "finetune" / row["config"]
     base = Simulate(command=(str(python), __file__, "--train", row["model"], str(settings)), card=card)
     seen = str(micro_batch_size * min(2, num_passes))
@@ -180,7 +176,7 @@ def main() -> None:
     words = parser.parse_args()
     python, checkout = words.python.absolute(), words.checkout.absolute()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(checkout), os.environ.get("PYTHONPATH"))))
-    names: Iterable[Any] = [name for name in published() if words.only in name]
+    names = [name for name in published() if words.only in name]
     add_missing(words.table, Row, names, lambda name: run(name, python, checkout))
     print(summary(words.table))
 

@@ -24,9 +24,8 @@ from rows import add_missing
 
 from pipeline.base.units import MIB
 from pipeline.planning.rates import step_time_on
-from pipeline.planning.step_time import StepTime
 from pipeline.prediction import cards
-from pipeline.prediction.commands.simulation import WORK_HOOK, Simulation, simulate
+from pipeline.prediction.commands.simulation import WORK_HOOK, simulate
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.run import Simulate
 
@@ -135,7 +134,7 @@ def run(layout: str, python: Path, checkout: Path, tokenizer: Path) -> Row:
             may_need_values=True,
             finds_smallest=False,
         )
-    one, time_of_step = found.largest, step_time(found)
+    one, time_of_step = found.largest, step_time_on(cards.find_card("h100"), found.passes_work, found.update_work)
     simulated_gib = None if one is None else one.peak_reserved_bytes / GIB
     return Row(
         layout=layout,
@@ -154,13 +153,6 @@ def run(layout: str, python: Path, checkout: Path, tokenizer: Path) -> Row:
         with_values=found.with_values,
         seconds=round(time.monotonic() - begin, 1),
     )
-
-
-def step_time(found: Simulation) -> StepTime | None:
-    """Return the estimated time of an optimizer step on an H100; None if its work is not known."""
-    if found.passes_work is None or found.update_work is None:
-        return None
-    return step_time_on(cards.find_card("h100"), found.passes_work, found.update_work)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from project import Project
+from test_simulate import CUDA_PYTHON, needs_cuda_build
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
@@ -25,8 +26,6 @@ from pipeline.report.findings import read_findings
 from pipeline.report.out_of_memory import sentences, size
 from pipeline.simulation.cards import CARDS
 
-CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
-needs_cuda_build = pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
 GIB, MIB = 2**30, 2**20
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import ROOT
 from mlflow.entities import Run
+from test_simulate import CUDA_PYTHON, needs_cuda_build
 
 from fitproof import simulate
 from pipeline.base.errors import InvalidInputError
@@ -34,8 +35,6 @@ from pipeline.searching.results import SearchFindings
 from pipeline.simulation.cards import find_card
 
 SCRIPT = ROOT / "tests" / "commands" / "train.py"
-CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
-needs_cuda_build = pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
 ASKS_FOR_TORCH = """import importlib.util
 
 importlib.util.find_spec("torch")

@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt, model_validator
 from pipeline.base.contracts import Hardware, Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import find_file, yaml_file
-from pipeline.config.experiment import Experiment, make_experiment
+from pipeline.config.experiment import AUTO_MODEL, Experiment, make_experiment
 from pipeline.config.other_names import foreign_configuration
 from pipeline.config.settings import dotted, merged, nested, validate
 
@@ -142,7 +142,7 @@ def single_settings(entry: str) -> type[SingleSettings]:
 def load_single(entry: str, given: Mapping[str, Any], target: Hardware | None = None) -> EntryPoint:
     """Return an entry point of SINGLE: the configuration in the file `config`, with the user's other settings.
 
-    It has to run on `target`; None: on its own device, which this machine has.
+    It has to run on `target`, whose device and memory this machine need not have; None: on its own device.
 
     Raises:
         InvalidInputError: as make_experiment, or the target cannot run it.
@@ -162,6 +162,10 @@ def load_single(entry: str, given: Mapping[str, Any], target: Hardware | None = 
     values = read_config(config)
     if {"effective_batch_size", "micro_batch_size"} <= values.keys():
         values.pop("accumulation_steps", None)  # it follows, also from another world_size
+    if target is not None:
+        overrides |= {"device": "cpu", "budget": None}
+        if values.get("model", "auto") == "auto":
+            overrides["model"] = AUTO_MODEL[target.kind]
     variant = _variant(config.stem, merged(nested(values), overrides), entry, target)
     if variant.skipped:
         raise InvalidInputError(variant.skipped)

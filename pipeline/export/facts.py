@@ -28,6 +28,8 @@ DEFAULT_LOSS_SCALE = 65536.0
 """The first scale of torch.amp.GradScaler, which some frameworks do not let one change."""
 IN_FACTS: tuple[type[Technique], ...] = (Accumulation, Checkpointing, Precision)
 """Techniques that have fields of their own in Facts; others add what their export() returns."""
+NOT_MEASURED = "This is not the training that was measured: "
+"""Beginning of a sentence on what is another training in a framework."""
 CONSEQUENCES = {
     Mathematics.EXACT: "its losses are the measured ones but for the order of sums, its memory and time are not",
     Mathematics.ROUNDING: "its losses differ by rounding, its memory and time are not those measured",
@@ -286,7 +288,7 @@ def facts_for(
     if not takes_code:
         exports = {each: None if exported and exported.needs_python else exported for each, exported in exports.items()}
     missing = [
-        f"This is not the training that was measured: it is without {_settings_text(technique)}, which these files "
+        f"{NOT_MEASURED}it is without {_settings_text(technique)}, which these files "
         f"cannot express; {CONSEQUENCES[technique.mathematics]}."
         for technique, exported in exports.items()
         if exported is None

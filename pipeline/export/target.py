@@ -32,7 +32,11 @@ class Target(ABC):
 
     def notes(self, facts: Facts) -> list[str]:
         """Return what a user of the files needs to know, a sentence each; what is missing from them comes first."""
-        return [*facts.missing, *self.differences(facts), *(note for each in facts.exported for note in each.notes)]
+        return [*facts.missing, *self.other_notes(facts)]
+
+    def other_notes(self, facts: Facts) -> list[str]:
+        """Return the same without what is missing, which stands at the top of every file."""
+        return [*self.differences(facts), *(note for each in facts.exported for note in each.notes)]
 
 
 def render(template: str, facts: Facts, **more: Any) -> str:

@@ -7,8 +7,7 @@ from rich.console import Console
 
 from pipeline.base.contracts import Settings
 from pipeline.config.entry_points import BEST_FILE
-from pipeline.config.experiment import AUTO_MODEL
-from pipeline.config.variants import load_single, read_config
+from pipeline.config.variants import load_single
 from pipeline.export.write import TargetFiles, files_by_target, write_files
 from pipeline.jobs.plan_settings import target_of
 from pipeline.jobs.publish import show
@@ -73,16 +72,9 @@ def write_export(settings: ExportSettings) -> Exported:
         InvalidInputError: the configuration is wrong, the card cannot run it, or the folder cannot be written.
 
     """
-    if settings.gpu is None:
-        [variant] = load_single("export", {"config": settings.config}).variants
-        experiment = variant.experiment
-    else:
-        target = target_of(settings.gpu)
-        here = {"device": "cpu", "budget": None}  # what this machine has: no file says either
-        if read_config(settings.config).get("model", "auto") == "auto":
-            here["model"] = AUTO_MODEL[target.kind]
-        [variant] = load_single("export", {"config": settings.config, **here}, target).variants
-        experiment = variant.experiment.on_device(target.kind)
+    target = None if settings.gpu is None else target_of(settings.gpu)
+    [variant] = load_single("export", {"config": settings.config}, target).variants
+    experiment = variant.experiment if target is None else variant.experiment.on_device(target.kind)
     found = Exported(config=settings.config, output=settings.output, targets=files_by_target(experiment))
     write_files(found.files, settings.output)
     return found

@@ -150,10 +150,12 @@ def run_simulation(settings: SimulatedCommandSettings, folder: Path, say: Callab
 
     """
     from pipeline.prediction.commands.ranks import simulate_ranks
+    from pipeline.prediction.commands.simulation import WORK_HOOK, what_runs
     from pipeline.prediction.commands.simulation import simulate as simulate_one
-    from pipeline.prediction.commands.simulation import what_runs
 
     wanted, may_need_values = wanted_run(settings), settings.values == "auto"
+    if _estimates_time(settings):
+        wanted = replace(wanted, hook=WORK_HOOK)
     say(what_runs(wanted))
     finds_smallest = isinstance(settings, SimulateSettings) and settings.smallest
     run = simulate_ranks if _runs_all_ranks(settings) else simulate_one
@@ -161,6 +163,10 @@ def run_simulation(settings: SimulatedCommandSettings, folder: Path, say: Callab
     if wanted.hook and found.largest and found.update_work is None:
         found = replace(found, notes=(*found.notes, TIME_IS_NOT_KNOWN))
     return found
+
+
+def _estimates_time(settings: SimulatedCommandSettings) -> bool:
+    return isinstance(settings, SimulateSettings) and settings.step_time
 
 
 def _runs_all_ranks(settings: SimulatedCommandSettings) -> bool:
@@ -186,8 +192,6 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
         InvalidInputError: a setting is wrong.
 
     """
-    from pipeline.prediction.commands.simulation import WORK_HOOK
-
     words = shlex.split(settings.command)
     if not words:
         raise InvalidInputError(
@@ -200,8 +204,7 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
         )
     if _runs_all_ranks(settings):
         _check_all_ranks(settings)
-    estimates_time = isinstance(settings, SimulateSettings) and settings.step_time
-    if estimates_time and settings.steps == ALL_STEPS:
+    if _estimates_time(settings) and settings.steps == ALL_STEPS:
         raise InvalidInputError(
             f"step_time looks at the step after those of steps, which is {ALL_STEPS}; set --steps to a number, as 3"
         )
@@ -227,7 +230,6 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
         values=settings.values == "on",
         num_steps=None if settings.steps == ALL_STEPS else int(settings.steps),
         time_limit_seconds=settings.time_limit,
-        hook=WORK_HOOK if estimates_time else None,
     )
 
 

@@ -218,8 +218,13 @@ def cost_prior(hardware: Hardware, links: Links | None = None) -> CostPrior:
     )
 
 
-def step_time_on(card: Hardware, passes: Work, update: Work) -> StepTime:
-    """Return the estimated time of an optimizer step of this work on a card, or on several as such are linked."""
+def step_time_on(card: Hardware, passes: Work | None, update: Work | None) -> StepTime | None:
+    """Return the estimated time of an optimizer step on a card, or on several as such are linked.
+
+    It is None if the work of the step is not known.
+    """
+    if passes is None or update is None:
+        return None
     return time_of([(1, passes), (1, update)], cost_prior(card, links_of(card)))
 
 

@@ -205,8 +205,6 @@ def _help(simulation: Simulation) -> list[str]:
 
 def _step_time(simulation: Simulation) -> StepTime | None:
     """Return the estimated time of an optimizer step; None if its work is not known."""
-    if simulation.passes_work is None or simulation.update_work is None:
-        return None
     return step_time_on(find_card(simulation.gpu), simulation.passes_work, simulation.update_work)
 
 

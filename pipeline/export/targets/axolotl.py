@@ -5,12 +5,11 @@ from typing import Any, ClassVar
 
 from pipeline.data._support.chat_template import ANSWERS
 from pipeline.data._support.tokenizing import HELD_OUT_EVERY
-from pipeline.export.facts import Facts
+from pipeline.export.facts import NOT_MEASURED, Facts
 from pipeline.export.literals import LINE_LENGTH
 from pipeline.export.target import Target, processes_note, render
 from pipeline.export.trainer_arguments import epochs_note, trainer_schedule
 
-NOT_MEASURED = "This is not the training that was measured: "
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 """What axolotl turns on beside adapters, unless they are set."""
 
@@ -25,7 +24,7 @@ class Axolotl(Target):
         """Return the file, for a model that transformers builds from a configuration."""
         if facts.configuration is None:
             return {}
-        notes = self.notes(facts)[len(facts.missing) :]  # those are at the top of every file
+        notes = self.other_notes(facts)
         lines = [line for note in notes for line in textwrap.wrap(note, LINE_LENGTH)]
         text = render("axolotl.yaml.jinja", facts, notes=lines, settings=_settings(facts), dataset=_dataset(facts))
         return {"axolotl.yaml": text}

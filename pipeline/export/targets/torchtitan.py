@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.export.facts import Facts
+from pipeline.export.facts import NOT_MEASURED, Facts
 from pipeline.export.target import Target, render
 
 MODELS = {
@@ -25,7 +25,6 @@ NUMS_CHUNKS = (1, 2, 4, 8)
 """Numbers of the loss's chunks, of which torchtitan's own is the last; they have to divide the sequence."""
 LARGE_NORM = 1e9
 """torchtitan clips always: to this norm, no gradient is."""
-NOT_MEASURED = "This is not the training that was measured: "
 
 
 class Torchtitan(Target):
@@ -45,7 +44,7 @@ class Torchtitan(Target):
         text = render(
             "torchtitan_config.py.jinja",
             facts,
-            notes=self.notes(facts)[len(facts.missing) :],  # those are at the top of every file
+            notes=self.other_notes(facts),
             command=COMMAND.format(_num_gpus(facts)),
             module=module,
             shape=shape,

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from pipeline.base.technique import Exported
 from pipeline.data._support.tokenizing import HELD_OUT_EVERY
 from pipeline.export.conversations import finding_of_answers, reading_of_messages
-from pipeline.export.facts import Facts
+from pipeline.export.facts import NOT_MEASURED, Facts
 from pipeline.export.target import Target, processes_note, render
 from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
 from pipeline.techniques.adapter import exported_quantizing
@@ -45,7 +45,7 @@ class Trl(Target):
         until = "" if facts.world_size == 1 else " up to the end of the first epoch"
         losses = f"It has the measured losses, step by step{until}, but for the masks of dropout."
         packed = (
-            f"This is not the training that was measured: SFTTrainer packs {PACKED_TOGETHER} conversations at a time, "
+            f"{NOT_MEASURED}SFTTrainer packs {PACKED_TOGETHER} conversations at a time, "
             f"and of {facts.num_documents} all were packed; the sequences are others, its memory and time are the same."
         )
         notes = [packed] if _packs_parts(facts) else [] if facts.missing else [losses]
