@@ -28,7 +28,7 @@ from levers_page import names_in_journal, page, waterfall
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome
 from pipeline.config.experiment import Experiment
-from pipeline.config.settings import nested
+from pipeline.config.given import nested
 from pipeline.config.variants import EntryPoint, load_entry_point
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.predict_all import predict_each

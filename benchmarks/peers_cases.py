@@ -12,7 +12,7 @@ from overhead import TINY
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment, make_experiment
-from pipeline.config.settings import nested
+from pipeline.config.given import nested
 from pipeline.runtime.environment import environment
 
 FRAMEWORKS = ("transformers", "accelerate", "lightning")

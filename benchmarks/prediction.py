@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import merged, nested
+from pipeline.config.given import merged, nested
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.predict import predict
 from pipeline.runtime.environment import environment

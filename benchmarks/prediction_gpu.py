@@ -26,7 +26,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import write_atomically
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment, make_experiment
-from pipeline.config.settings import merged, nested
+from pipeline.config.given import merged, nested
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction

@@ -22,7 +22,7 @@ from replay.table import ALL_SHARES, Entry, budgets, conditions, contenders_of, 
 from search_table import COLUMNS, SETTINGS, measure
 
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import merged, nested
+from pipeline.config.given import merged, nested
 from pipeline.memory.device import find_device
 from pipeline.runtime.environment import environment
 

@@ -26,7 +26,7 @@ from journal import Journal
 
 from pipeline.base.results import Outcome
 from pipeline.config.experiment import Experiment, make_experiment
-from pipeline.config.settings import merged, nested
+from pipeline.config.given import merged, nested
 from pipeline.config.space import Choice, Space
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.predict_all import predict_all

@@ -15,7 +15,7 @@ from typing import Any
 from simulated_training import train_any_weights
 
 from pipeline.config.experiment import Experiment, make_experiment
-from pipeline.config.settings import merged, nested
+from pipeline.config.given import merged, nested
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.predict import predict
 from pipeline.runtime.run import execute

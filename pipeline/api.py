@@ -151,7 +151,7 @@ def compare(*, log: bool = False, **settings: "Unpack[CompareOptions]") -> "Comp
     """
     from rich.console import Console
 
-    from pipeline.config.settings import validate
+    from pipeline.config.given import validate
     from pipeline.jobs.compare import CompareSettings, compare_runs, log_comparison
     from pipeline.report.shown import Compared, ComparedSimulations
     from pipeline.report.simulations import SimulationComparison
@@ -171,7 +171,7 @@ def export(**settings: "Unpack[ExportOptions]") -> "Exported":
         InvalidInputError: the configuration is wrong, or the folder cannot be written.
 
     """
-    from pipeline.config.settings import validate
+    from pipeline.config.given import validate
     from pipeline.jobs.export import ExportSettings, write_export
 
     with _progress():
@@ -209,7 +209,7 @@ def _started(settings: Mapping[str, Any]) -> tuple[dict[str, Any], "Console"]:
 
     gpu = settings.get("gpu")
     start_importing(gpu if isinstance(gpu, str) else "auto")  # anything else is refused later, by name
-    from pipeline.config.settings import nested
+    from pipeline.config.given import nested
 
     return nested(settings), Console(quiet=True)
 
@@ -250,7 +250,7 @@ def simulate(
     import tempfile
 
     from pipeline.base.errors import InvalidInputError
-    from pipeline.config.settings import nested, validate
+    from pipeline.config.given import nested, validate
     from pipeline.jobs.simulate import SimulateSettings, run_simulation
     from pipeline.report.shown import Simulated
     from pipeline.simulation.call import command_of, name_of

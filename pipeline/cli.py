@@ -40,7 +40,7 @@ from pipeline.runtime.signals import INTERRUPTED, interrupt_on_signal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pipeline.base.contracts import Settings
+    from pipeline.base.settings import Settings
 
 WIDTH_OF_FILES = 100
 """Columns of the tables where the output is no terminal."""
@@ -134,7 +134,7 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
         InvalidInputError: a setting does not exist, or its value is missing.
 
     """
-    from pipeline.config.settings import nested, unknown_setting
+    from pipeline.config.given import nested, unknown_setting
 
     kind = settings_of(entry)
     if "command" in kind.model_fields:
@@ -165,18 +165,18 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
 
 def settings_of(entry: str) -> "type[Settings]":
     """Return every setting that an entry point takes: its own and those of a run."""
+    own = _own_settings(entry)
+    if entry in TOOLS:
+        return own
     from pydantic import create_model
 
     from pipeline.config.settings import AllSettings
 
-    own = _own_settings(entry)
-    return own if entry in TOOLS else create_model("EntrySettings", __base__=(own, AllSettings))
+    return create_model("EntrySettings", __base__=(own, AllSettings))
 
 
 def _own_settings(entry: str) -> "type[Settings]":
     """Return the class of the settings that an entry point adds to those of a run."""
-    from pipeline.config.variants import RepeatSettings, single_settings
-
     if entry == "search":
         from pipeline.searching.settings import EntrySettings
 
@@ -184,6 +184,8 @@ def _own_settings(entry: str) -> "type[Settings]":
     if entry in ("plan", "finetune") or entry in TOOLS:
         own: type[Settings] = getattr(import_module(f"pipeline.jobs.{entry}"), f"{entry.capitalize()}Settings")
         return own
+    from pipeline.config.variants import RepeatSettings, single_settings
+
     return single_settings(entry) if entry in SINGLE else RepeatSettings
 
 
@@ -192,7 +194,7 @@ def _run_tool(name: str, words: list[str]) -> int:
     interrupt_on_signal()
     if not _asks_for_help(words):
         print(f"fitproof {name}: {TOOLS[name]}", file=sys.stderr, flush=True)  # noqa: T201  stdout is the answer's
-    from pipeline.config.settings import validate
+    from pipeline.config.given import validate
 
     settings = validate(settings_of(name), parse(name, words), name)
     code: int = getattr(import_module(f"pipeline.jobs.{name}"), name)(settings, _console())
@@ -261,7 +263,7 @@ def _console() -> "Console":
 
 def _print_help(entry: str, kind: "type[Settings]", words: list[str]) -> NoReturn:
     """Print the settings that most people set, and those that belong to what was chosen; or all; and exit."""
-    from pipeline.config.settings import setting_names
+    from pipeline.config.given import setting_names
 
     every = list(_groups(entry, kind))
     if entry in TOOLS or HELP_ALL in words:
@@ -349,7 +351,7 @@ def described(entry: str) -> Iterator[tuple[str, list[Described]]]:
 
 def _groups(entry: str, kind: "type[Settings]") -> Iterator[tuple[str, list[str]]]:
     """Yield titles with the settings below them: the entry point's own first, those of models and corpora last."""
-    from pipeline.config.settings import setting_names
+    from pipeline.config.given import setting_names
 
     own = list(setting_names(_own_settings(entry)))
     yield f"settings of {entry}", own
@@ -364,7 +366,7 @@ def _groups(entry: str, kind: "type[Settings]") -> Iterator[tuple[str, list[str]
 
 def _defaults(entry: str, kind: "type[Settings]") -> dict[str, Any]:
     """Return the default of each setting: that of the entry point's YAML, else that of the code."""
-    from pipeline.config.settings import setting_names
+    from pipeline.config.given import setting_names
     from pipeline.config.variants import read_yaml
 
     defaults = {name: _field(kind, name).default for name in setting_names(kind)}
@@ -384,7 +386,7 @@ def _written(default: Any) -> str:
     """Return a default as it is written on the command line."""
     from pydantic_core import PydanticUndefined
 
-    from pipeline.config.settings import written
+    from pipeline.config.given import written
 
     if default is PydanticUndefined:
         return "none; required"

@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from pipeline.base.results import StepRecord
 from pipeline.config.experiment import Experiment, make_experiment
-from pipeline.config.settings import merged, nested
+from pipeline.config.given import merged, nested
 from pipeline.runtime.observer import Observer
 
 ROOT = Path(__file__).parent.parent

@@ -27,7 +27,7 @@ from exit_code import UNFINISHED
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import parse
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import nested
+from pipeline.config.given import nested
 from pipeline.config.variants import load_entry_point
 
 COMMAND = [sys.executable, str(ROOT / "benchmarks" / "claims.py"), "--short"]

@@ -14,7 +14,7 @@ from pipeline.__main__ import gpu_of
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main, parse, settings_of
 from pipeline.config.entry_points import EXISTING, TOOLS, entry_points, find_file
-from pipeline.config.settings import nested, setting_names
+from pipeline.config.given import nested, setting_names
 from pipeline.config.variants import load_entry_point
 
 RATES = """

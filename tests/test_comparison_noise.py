@@ -23,7 +23,7 @@ from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.cli import main
 from pipeline.config.experiment import Experiment
-from pipeline.config.settings import dotted
+from pipeline.config.given import dotted
 from pipeline.jobs import comparison
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.sections import epoch

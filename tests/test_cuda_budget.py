@@ -19,7 +19,7 @@ from test_search_faults import trials
 
 from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import nested
+from pipeline.config.given import nested
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.predict import predict

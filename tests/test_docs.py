@@ -24,7 +24,8 @@ from test_entry_points import PER_STEP
 from pipeline.base.technique import Technique
 from pipeline.cli import parse
 from pipeline.config.entry_points import TOOLS, entry_points, questions
-from pipeline.config.settings import AllSettings, dotted, setting_names
+from pipeline.config.given import dotted, setting_names
+from pipeline.config.settings import AllSettings
 from pipeline.config.variants import load_entry_point
 from pipeline.tracking.metric_names import SUMMARIES
 

@@ -13,7 +13,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.memory.work import Work, WorkCounter
+from pipeline.memory.work import Work
+from pipeline.memory.work_counter import WorkCounter
 from pipeline.planning.rates import cost_prior, links_of
 from pipeline.planning.step_time import estimated
 from pipeline.prediction.cards import find_card

@@ -18,7 +18,7 @@ from pipeline.base.contracts import Batch, Sequences
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.config.settings import merged, nested
+from pipeline.config.given import merged, nested
 from pipeline.data._support.sequences import (
     IGNORED_LABEL,
     DynamicallyPaddedSequences,

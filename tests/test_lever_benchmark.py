@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 from levers_page import measured, page, waterfall
 
-from pipeline.config.settings import nested
+from pipeline.config.given import nested
 from pipeline.config.variants import EntryPoint, load_entry_point
 
 TINY = {"model": "gpt2-nano", "device": "cpu", "sequence_length": 32, "vocabulary_size": 512, "causal_lm.width": 32}

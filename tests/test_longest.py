@@ -17,7 +17,7 @@ import fitproof
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import merged, nested
+from pipeline.config.given import merged, nested
 from pipeline.planning.longest import MULTIPLE, largest_fitting
 from pipeline.planning.plan import PlanFindings
 from pipeline.prediction.cards import find_card

@@ -17,7 +17,8 @@ from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
 from pipeline.config.experiment import Experiment
-from pipeline.config.settings import AllSettings, merged, validate
+from pipeline.config.given import merged, validate
+from pipeline.config.settings import AllSettings
 from pipeline.models._support.causal_models import PRESETS
 from pipeline.models._support.heads import head_of, hidden_states, why_inseparable
 from pipeline.models.causal_lm import CausalLm, _why_inseparable

@@ -20,7 +20,8 @@ from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
 from pipeline.config.experiment import Experiment, make_experiment, notes_on
-from pipeline.config.settings import AllSettings, merged, validate
+from pipeline.config.given import merged, validate
+from pipeline.config.settings import AllSettings
 from pipeline.memory.flops import operations_of
 from pipeline.models import causal_lm
 from pipeline.prediction import patches

@@ -16,7 +16,7 @@ from conftest import Received, tiny, with_corpus_of
 from pipeline.base.contracts import Prepared
 from pipeline.base.results import Outcome
 from pipeline.config.experiment import Experiment, make_experiment
-from pipeline.config.settings import nested
+from pipeline.config.given import nested
 from pipeline.jobs.advice import Profiled, advise
 from pipeline.jobs.profiling import Profile, findings_of, measure_and_profile, profiled_of
 from pipeline.memory.timeline import CATEGORIES

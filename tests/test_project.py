@@ -14,10 +14,11 @@ from conftest import ROOT
 from levers import LEVERS
 from project import SMALL, Project
 
-from pipeline.base.contracts import Settings
+from pipeline.base.settings import Settings
 from pipeline.cli import parse, settings_of
 from pipeline.config.entry_points import FOLDER, SINGLE, TOOLS, entry_points
-from pipeline.config.settings import TECHNIQUES, dotted
+from pipeline.config.given import dotted
+from pipeline.config.settings import TECHNIQUES
 from pipeline.config.variants import read_yaml
 
 MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())

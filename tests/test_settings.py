@@ -14,7 +14,8 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.cli import parse, settings_of
 from pipeline.config.entry_points import entry_points
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import AllSettings, dotted, merged, nested, setting_names, validate
+from pipeline.config.given import dotted, merged, nested, setting_names, validate
+from pipeline.config.settings import AllSettings
 from pipeline.runtime.shape_check import check_shapes
 
 NAMES = st.text("abc", min_size=1, max_size=3)

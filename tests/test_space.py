@@ -18,7 +18,8 @@ from pipeline.base.technique import Mathematics
 from pipeline.config.configurations import Configurations, why_refused
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import default_values, merged, nested
+from pipeline.config.given import merged, nested
+from pipeline.config.settings import default_values
 from pipeline.config.space import NUM_REASONS, Choice, Refusals, Space, SpaceSettings, make_space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import hardware_of

@@ -15,7 +15,8 @@ from search_table import DIMENSIONS, SETTINGS
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import FOLDER
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import AllSettings, dotted, merged, nested
+from pipeline.config.given import dotted, merged, nested
+from pipeline.config.settings import AllSettings
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work

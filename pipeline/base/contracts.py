@@ -1,4 +1,4 @@
-"""The interfaces that all layers share: Settings, Hardware, Model, Corpus.
+"""The interfaces that all layers share: Hardware, Model, Corpus.
 
 Axes: B sequences in a micro-batch, T tokens in a sequence, C channels, V vocabulary.
 """
@@ -6,14 +6,14 @@ Axes: B sequences in a micro-batch, T tokens in a sequence, C channels, V vocabu
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from torch import Tensor, nn
 
 from pipeline.base.errors import InvalidInputError, first_line, origin
 from pipeline.base.host_memory import WithinHostMemory
+from pipeline.base.settings import Settings
 
 BF16_CAPABILITY = (8, 0)
 """CUDA compute capability from which on there are bf16 and tf32: Ampere."""
@@ -22,25 +22,6 @@ Batch = dict[str, Tensor]
 """The tensors of some sequences, by the names of the model's arguments; the first axis is the sequence."""
 SequencesKind = Literal["packed", "packed_documents", "fixed_length", "padded", "grouped"]
 """The values of the setting `sequences`."""
-
-
-class Settings(BaseModel):
-    """Frozen settings; unknown names are refused, and the docstring of a field is its description in `--help`."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _read_as_written(cls, value: object, info: ValidationInfo) -> object:
-        """Parse the text `none` as None where the type allows it; reject bools for other types."""
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        if value == "none" and type(None) in get_args(annotation):
-            return None
-        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
-            raise ValueError("must not be true or false")
-        return value
 
 
 @dataclass(frozen=True, kw_only=True)

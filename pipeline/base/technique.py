@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pipeline.base.contracts import Hardware, Model, Settings, Trainable
+from pipeline.base.contracts import Hardware, Model, Trainable
 from pipeline.base.ranks import Ranks
+from pipeline.base.settings import Settings
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

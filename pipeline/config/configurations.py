@@ -7,7 +7,8 @@ from typing import Any
 from pipeline.base.contracts import Hardware
 from pipeline.base.technique import Mathematics
 from pipeline.config.experiment import Experiment, check_settings, completed, with_length
-from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, merged, nested, validate
+from pipeline.config.given import merged, nested, validate
+from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings
 from pipeline.config.space import Choice, Value
 
 TECHNIQUE_SETTINGS = {name for technique in TECHNIQUES.values() for name in technique.model_fields}

@@ -17,19 +17,8 @@ from pipeline.base.ranks import num_data_ranks
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
 from pipeline.base.user_functions import check_names_no_file, digest, is_function_name, module_digest
-from pipeline.config.settings import (
-    CORPORA,
-    FOLLOWS,
-    MODELS,
-    TECHNIQUES,
-    AllSettings,
-    RunSettings,
-    dotted,
-    nested,
-    setting_names,
-    unknown_setting,
-    validate,
-)
+from pipeline.config.given import FOLLOWS, dotted, nested, setting_names, unknown_setting, validate
+from pipeline.config.settings import CORPORA, MODELS, TECHNIQUES, AllSettings, RunSettings
 from pipeline.config.user_techniques import is_user_technique
 from pipeline.data._support.sequences import DynamicallyPaddedSequences
 from pipeline.memory.device import find_device, hardware_of, total_bytes

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pipeline.base.errors import InvalidInputError, close_to
-from pipeline.config.settings import dotted
+from pipeline.config.given import dotted
 from pipeline.config.space import Value
 
 FORMATS = (".yaml", ".yml", ".json", ".toml")

@@ -1,29 +1,21 @@
 """Every setting of a run, with type, default and description, and the messages for invalid ones."""
 
-import inspect
-import json
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, create_model, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, create_model, field_validator
 
-from pipeline.base.contracts import Corpus, Model, SequencesKind, Settings
-from pipeline.base.errors import InvalidInputError, close_to, did_you_mean, has_password
+from pipeline.base.contracts import Corpus, Model, SequencesKind
+from pipeline.base.settings import RESULTS, Settings
 from pipeline.base.technique import Technique
 from pipeline.base.user_functions import Family, classes_in
-from pipeline.config.other_names import names_for
+from pipeline.config.given import dotted
 from pipeline.config.user_techniques import UserTechniqueError, user_techniques
 from pipeline.models._support.tasks import CLASSES, OF_PAIRS
-
-FOLLOWS = {"num_steps": "num_epochs", "learning_rate_warmup_steps": "learning_rate_warmup_ratio"}
-"""Settings that follow from another one where that is given: two ways to say the same."""
-NUM_CLOSE = 3
-"""Names that are shown for one that there is not."""
-SettingsClass = TypeVar("SettingsClass", bound=Settings)
 
 
 def discover(package: str, family: type[Family]) -> dict[str, type[Family]]:
@@ -97,7 +89,7 @@ class RunSettings(Settings):
     """Memory limit: 8GiB, 8GB, 512MiB, 80%; enforced on CUDA, checked after the run on a CPU; none: no limit."""
     time_limit: PositiveFloat | None = None
     """Seconds after which a run is stopped; none: no limit."""
-    output: Path = Path("runs")
+    output: Path = RESULTS
     """Folder of the results on local disk."""
 
     @field_validator("sequence_length", mode="before")
@@ -157,94 +149,3 @@ def in_use(params: Mapping[str, Any]) -> dict[str, Any]:
                 left_out.add(name)
     defaults = default_values()
     return {name: value for name, value in params.items() if name not in left_out or value != defaults[name]}
-
-
-def validate(kind: type[SettingsClass], values: Mapping[str, Any], entry: str) -> SettingsClass:
-    """Return an instance of `kind` with these values.
-
-    Raises:
-        InvalidInputError: a value has a password, or a name is unknown or a value invalid, with a line for each.
-
-    """
-    for name, value in dotted(values):
-        if isinstance(value, str) and has_password(value):
-            raise InvalidInputError(
-                f"{name} must not have a password, which others can read in process lists and in MLflow, and "
-                f"{value} has one; leave it out of the URL and set PGPASSWORD, or write it to ~/.pgpass; replace a "
-                "password that has been on a command line"
-            )
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise InvalidInputError("\n".join(_explain(kind, detail, entry) for detail in error.errors())) from error
-
-
-def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ("causal_lm.num_layers", 4) for {"causal_lm": {"num_layers": 4}}."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from dotted(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"causal_lm": {"num_layers": 4}} for {"causal_lm.num_layers": 4}."""
-    result: dict[str, Any] = {}
-    for name, value in settings.items():
-        first, _, rest = name.partition(".")
-        result = _updated(result, {first: nested({rest: value}) if rest else value})
-    return result
-
-
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated with `changes`, recursively; of two ways to say the same, that of `changes` counts."""
-    replaced = {name for pair in FOLLOWS.items() if not changes.keys().isdisjoint(pair) for name in pair}
-    replaced -= changes.keys()
-    return _updated({name: value for name, value in base.items() if name not in replaced}, changes)
-
-
-def _updated(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for name, value in changes.items():
-        old = result.get(name)
-        result[name] = _updated(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return result
-
-
-def written(value: object) -> str:
-    """Return a setting's value as it is written on the command line."""
-    if value is None or isinstance(value, bool):
-        return "none" if value is None else str(value).lower()
-    return json.dumps(value) if isinstance(value, list | dict) else str(value)
-
-
-def unknown_setting(kind: type[Settings], name: str) -> str:
-    """Return the message for an unknown setting: what it is called here, or the closest names."""
-    names = list(setting_names(kind))
-    meant = [one for one in names_for(name) if one.partition("=")[0] in names]
-    meant = meant or close_to(name.replace("-", "_"), names, NUM_CLOSE)
-    return f"no setting is called {name}; {did_you_mean(meant, '--help-all lists all settings')}"
-
-
-def setting_names(kind: type[Settings], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted name of every setting of `kind`."""
-    for name, field in kind.model_fields.items():
-        if inspect.isclass(field.annotation) and issubclass(field.annotation, Settings):
-            yield from setting_names(field.annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def _explain(kind: type[Settings], detail: Mapping[str, Any], entry: str) -> str:
-    """Return a line for one of pydantic's errors: rule, value, remedy."""
-    known = set(setting_names(kind))
-    path = [str(part) for part in detail["loc"]]
-    if detail["type"] == "extra_forbidden":
-        return unknown_setting(kind, ".".join(path))
-    name = next((n for n in (".".join(path[:end]) for end in range(1, len(path) + 1)) if n in known), ".".join(path))
-    remedy = f"fitproof {entry} --help explains it"
-    if detail["type"] == "missing":
-        return f"{name} must be given, and is missing; {remedy}"
-    rule = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return f"{name} {rule[0].lower() + rule[1:]}, and is {detail['input']!r}; {remedy}"

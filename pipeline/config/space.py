@@ -10,13 +10,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipeline.base.contracts import Hardware, Settings
+from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.settings import Settings
 from pipeline.base.technique import Mathematics
 from pipeline.base.units import divisors
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import check_setting_name
-from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings, dotted, merged, nested, validate
+from pipeline.config.given import dotted, merged, nested, validate
+from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings
 from pipeline.config.variants import read_config, read_yaml
 
 Value = str | int | float | bool | None

@@ -8,12 +8,13 @@ from typing import Any, Self
 import yaml
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from pipeline.base.contracts import Hardware, Settings
+from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.settings import Settings
 from pipeline.config.entry_points import find_file, yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment, make_experiment
+from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.config.other_names import foreign_configuration
-from pipeline.config.settings import dotted, merged, nested, validate
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.base.contracts import Corpus, CorpusRequest, Prepared, Settings
+from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
 from pipeline.base.progress import progress
+from pipeline.base.settings import Settings
 from pipeline.data._support.chat_template import (
     ENCODING,
     TEMPLATE,

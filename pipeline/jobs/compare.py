@@ -10,9 +10,8 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.settings import RunSettings
+from pipeline.base.settings import RESULTS, Settings
 from pipeline.jobs.publish import publish
 from pipeline.prediction.commands.simulation import Simulation
 from pipeline.report.comparable import incomparable
@@ -36,7 +35,7 @@ class CompareSettings(Settings):
     """MLflow filter string that selects among them: params.precision = 'bf16' and metrics.`loss/final` < 7."""
     baseline: str | None = None
     """Id of the run that the others are compared with; none: the first baseline of a job, else the first."""
-    output: Path = RunSettings.model_fields["output"].default
+    output: Path = RESULTS
     """Folder of the results on local disk."""
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.base.contracts import Settings
+from pipeline.base.settings import Settings
 from pipeline.config.entry_points import BEST_FILE
 from pipeline.config.variants import load_single
 from pipeline.export.write import TargetFiles, files_by_target, write_files

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, PositiveInt
 from rich.console import Console
 
-from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
+from pipeline.base.settings import Settings
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
 from pipeline.config.experiment import Experiment, family_of, make_experiment
-from pipeline.config.settings import MODELS, AllSettings, dotted, merged, nested, validate
+from pipeline.config.given import dotted, merged, nested, validate
+from pipeline.config.settings import MODELS, AllSettings
 from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
 from pipeline.jobs.comparison import run_comparison

@@ -9,7 +9,7 @@ from rich.console import Console
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import dotted, merged, nested
+from pipeline.config.given import dotted, merged, nested
 from pipeline.jobs.plan import AUTO_LENGTH, LENGTH, make_plan
 from pipeline.jobs.plan_settings import budget_bytes_on, targets
 from pipeline.planning.plan import CardPlan, PlanFindings

@@ -176,7 +176,7 @@ class FitCallback:
 
 
 def _settings(given: Mapping[str, Any]) -> "SimulatedCommandSettings":
-    from pipeline.config.settings import nested, validate
+    from pipeline.config.given import nested, validate
     from pipeline.jobs.simulate import SimulatedCommandSettings
 
     return validate(SimulatedCommandSettings, nested(given), "simulate")

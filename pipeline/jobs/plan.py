@@ -18,7 +18,8 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.units import MIB
 from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
-from pipeline.config.settings import AllSettings, default_values, dotted, validate
+from pipeline.config.given import dotted, validate
+from pipeline.config.settings import AllSettings, default_values
 from pipeline.config.space import (
     Choice,
     Space,

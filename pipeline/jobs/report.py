@@ -4,9 +4,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import write_atomically
+from pipeline.base.settings import Settings
 
 
 class ReportSettings(Settings):

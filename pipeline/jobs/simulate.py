@@ -6,27 +6,32 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from threading import Event
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from rich.console import Console
 
-from pipeline.base.contracts import Settings
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.settings import RESULTS, Settings
 from pipeline.base.units import MIB, check_one_limit, other_bytes, parse_budget
-from pipeline.config.settings import RunSettings
+from pipeline.jobs.printing import say
+from pipeline.prediction.commands.ranks import simulate_ranks
+from pipeline.prediction.commands.simulation import WORK_HOOK, Simulation, what_runs
+from pipeline.prediction.commands.simulation import simulate as simulate_one
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.environment import check_num_cards
 from pipeline.simulation.run import Simulate, on_cuda_build
 
 if TYPE_CHECKING:
     from pipeline.prediction.commands.explanation import Explanation
-    from pipeline.prediction.commands.simulation import Simulation
 
+Found = TypeVar("Found")
 EXIT_CODE_DOES_NOT_FIT = 3
 ALL_STEPS = "all"
 TIME_IS_NOT_KNOWN = (
@@ -80,7 +85,7 @@ class SimulateSettings(SimulatedCommandSettings):
     """Whether the time of an optimizer step is estimated too, in one step more."""
     answer: Literal["text", "json"] = "text"
     """How the answer is written to stdout; json (or --json): as one object, and all else is written to stderr."""
-    output: Path = RunSettings.model_fields["output"].default
+    output: Path = RESULTS
     """Folder of the results on local disk."""
 
 
@@ -98,23 +103,40 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
     return _exit_code(found)
 
 
-def _log_simulation(settings: SimulateSettings, console: Console) -> "Simulation":
+def _log_simulation(settings: SimulateSettings, console: Console) -> Simulation:
     wanted = wanted_run(settings)
-    from pipeline.jobs.printing import say
-    from pipeline.jobs.publish import publish
-    from pipeline.tracking.job import open_job
+    with (
+        tempfile.TemporaryDirectory(prefix="fitproof-") as folder,
+        begun(lambda stop: run_simulation(settings, Path(folder), partial(say, console), stop)) as simulation,
+    ):
+        from pipeline.jobs.publish import publish
+        from pipeline.tracking.job import open_job
 
-    with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
-        names = ("gpu", "gpus", "world_size", "rank", "ranks", "command", "steps")
-        job.params({name: getattr(settings, name) for name in names})
-        with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-            found = run_simulation(settings, Path(folder), partial(say, console))
+        with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
+            names = ("gpu", "gpus", "world_size", "rank", "ranks", "command", "steps")
+            job.params({name: getattr(settings, name) for name in names})
+            found = simulation.result()
             for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
                 job.file(snapshot.name, snapshot.read_bytes())
-        publish(found, job, console)
-        job.tags({"verdict": found.verdict.value, "with_values": str(found.with_values).lower()})
-        job.succeeded = _exit_code(found) != 1
+            publish(found, job, console)
+            job.tags({"verdict": found.verdict.value, "with_values": str(found.with_values).lower()})
+            job.succeeded = _exit_code(found) != 1
     return found
+
+
+@contextmanager
+def begun(function: Callable[[Event], Found]) -> Iterator[Future[Found]]:
+    """Call a function in a thread, and set the event that it is given if this context fails.
+
+    What a command needs is looked for in other processes: meanwhile this one loads MLflow and the reports.
+    """
+    stop = Event()
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            yield thread.submit(function, stop)
+        except BaseException:  # the thread is left once what it runs has ended
+            stop.set()
+            raise
 
 
 def content_of(found: "Simulation | Explanation") -> dict[str, Any]:
@@ -142,18 +164,18 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def run_simulation(settings: SimulatedCommandSettings, folder: Path, say: Callable[[str], None]) -> "Simulation":
+def run_simulation(
+    settings: SimulatedCommandSettings, folder: Path, say: Callable[[str], None], stop: Event | None = None
+) -> Simulation:
     """Simulate the command and return what it needs; its memory snapshots are left in `folder`.
+
+    It ends once `stop` is set.
 
     Raises:
         InvalidInputError: a setting is wrong, or the command uses no card.
 
     """
-    from pipeline.prediction.commands.ranks import simulate_ranks
-    from pipeline.prediction.commands.simulation import WORK_HOOK, what_runs
-    from pipeline.prediction.commands.simulation import simulate as simulate_one
-
-    wanted, may_need_values = wanted_run(settings), settings.values == "auto"
+    wanted, may_need_values = replace(wanted_run(settings), stop=stop), settings.values == "auto"
     if _estimates_time(settings):
         wanted = replace(wanted, hook=WORK_HOOK)
     say(what_runs(wanted))
@@ -233,7 +255,7 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
     )
 
 
-def _exit_code(found: "Simulation") -> int:
+def _exit_code(found: Simulation) -> int:
     from pipeline.prediction.commands.simulation import Verdict
 
     return {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: EXIT_CODE_DOES_NOT_FIT, Verdict.NONE: 1}[found.verdict]

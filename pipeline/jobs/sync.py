@@ -4,14 +4,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipeline.base.contracts import Settings
-from pipeline.config.settings import RunSettings
+from pipeline.base.settings import RESULTS, Settings
 
 
 class SyncSettings(Settings):
     """The setting of `sync`."""
 
-    output: Path = RunSettings.model_fields["output"].default
+    output: Path = RESULTS
     """Folder with the results of earlier jobs."""
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from pydantic import Field, PositiveInt
 from rich.console import Console
 
-from pipeline.base.contracts import Settings
-from pipeline.config.settings import RunSettings
+from pipeline.base.settings import RESULTS, Settings
 from pipeline.jobs.printing import say, say_notes
 from pipeline.jobs.search_progress import lost_line
 from pipeline.runtime.fork_server import start_server
@@ -32,7 +31,7 @@ class WorkerSettings(Settings):
     """URL of the Optuna storage that keeps the study."""
     workers: PositiveInt | None = None
     """Trials at the same time on this machine, each on its own GPU; none: one for each visible GPU, one on a CPU."""
-    output: Path = RunSettings.model_fields["output"].default
+    output: Path = RESULTS
     """Folder for the results of the trials of this machine."""
 
 

@@ -176,7 +176,7 @@ def _described(timeline: Timeline, number: int) -> LiveTensor:
     return LiveTensor(
         num_bytes=int(timeline.num_bytes_N[number]),
         shape=tuple(timeline.shapes[number]),
-        dtype=str(origin.dtype).removeprefix("torch."),
+        dtype=origin.dtype,
         category=origin.category,
         module=origin.module,
         operator=origin.operator,

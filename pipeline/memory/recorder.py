@@ -24,7 +24,7 @@ from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_su
 from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
 from pipeline.memory.python_operators import IN_PYTHON
 from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
-from pipeline.memory.work import Memo, WorkCounter
+from pipeline.memory.work_counter import Memo, WorkCounter
 
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
 """The module name of storages that are allocated outside of all modules, by phase."""
@@ -212,7 +212,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Lifetime(
                 num_bytes=num_bytes,
                 shape=shape,
-                dtype=dtype,
+                dtype=str(dtype).removeprefix("torch."),
                 operator=operator,
                 module=self._current_module(),
                 category=category or ("activations" if torch.is_grad_enabled() else "temporary"),

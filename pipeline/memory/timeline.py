@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pipeline.memory.work import Work, combined
@@ -35,7 +34,8 @@ Shape = tuple[int, ...]
 class Origin(NamedTuple):
     """What made a storage, and what for."""
 
-    dtype: torch.dtype
+    dtype: str
+    """As torch names it, without its package: float32."""
     operator: str
     """Name of the operator that allocated it, without its namespace."""
     module: str
@@ -51,7 +51,7 @@ class Lifetime:
     num_bytes: int
     shape: Shape
     """Shape of the tensor that it was allocated for; empty in a memory history, which knows bytes alone."""
-    dtype: torch.dtype
+    dtype: str
     operator: str
     module: str
     category: str

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.base.units import MIB
-from pipeline.config.settings import written
+from pipeline.config.given import written
 from pipeline.config.space import Choice
 from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.plan import PlannedRow, expected_order

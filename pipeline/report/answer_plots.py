@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from pipeline.base.units import MIB
-from pipeline.config.settings import written
+from pipeline.config.given import written
 from pipeline.report.configurations import MEASURED, PREDICTED, Configuration
 from pipeline.report.curves import curves
 from pipeline.report.plot import ABOUT, Panel, Plot, colour, data, layered, names_axis, names_height

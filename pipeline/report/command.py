@@ -4,7 +4,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config.settings import default_values, written
+from pipeline.config.given import written
+from pipeline.config.settings import default_values
 
 DERIVED = {"accumulation_steps", "output"}
 """Settings that follow from others, or that say nothing of a run."""

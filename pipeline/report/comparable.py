@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pipeline.config.settings import written
+from pipeline.config.given import written
 from pipeline.training.metrics import Row
 
 CONDITIONS: Mapping[str, tuple[str, ...]] = {

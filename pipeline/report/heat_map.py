@@ -7,7 +7,7 @@ from itertools import combinations
 import altair as alt
 
 from pipeline.base.units import MIB
-from pipeline.config.settings import written
+from pipeline.config.given import written
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.planning.plan import CardPlan, PlannedRow, expected_order
 from pipeline.report.plot import (

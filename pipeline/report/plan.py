@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.base.units import MIB
-from pipeline.config.settings import written
+from pipeline.config.given import written
 from pipeline.planning.longest import MULTIPLE
 from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.report.breakdown import tensors_table

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.base.units import MIB, mib
-from pipeline.config.settings import written as setting
+from pipeline.config.given import written as setting
 from pipeline.report.answer_plots import certificate_plots, contributions_plot, losses_plots, reserved_plots
 from pipeline.report.command import DERIVED, command_line
 from pipeline.report.configurations import configurations_of, plane_plot

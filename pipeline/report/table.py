@@ -11,7 +11,7 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from pipeline.base.units import in_four_digits
-from pipeline.config.settings import written
+from pipeline.config.given import written
 
 Form = str | Callable[[float], str]
 """How a number is written: a format string, or a function."""

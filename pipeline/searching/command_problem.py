@@ -22,8 +22,8 @@ from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, Comma
 from pipeline.config.command_template import ALLOCATOR, Template, make_template
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import why_untimed
+from pipeline.config.given import validate, written
 from pipeline.config.runnable import Runnable
-from pipeline.config.settings import validate, written
 from pipeline.config.space import Choice, Space, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import device_name, find_device, is_named, total_bytes

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pipeline.base.results import Result
+from pipeline.config.given import dotted, written
 from pipeline.config.runnable import Runnable
-from pipeline.config.settings import dotted, written
 from pipeline.config.space import Choice, Space
 from pipeline.runtime.environment import environment
 from pipeline.searching.candidates import Candidate

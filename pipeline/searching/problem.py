@@ -18,8 +18,9 @@ from pipeline.base.units import MIB
 from pipeline.base.user_functions import module_digest
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
 from pipeline.config.experiment import VARYING, Experiment, make_experiment, notes_on, why_untimed
+from pipeline.config.given import merged, nested, validate
 from pipeline.config.runnable import Runnable
-from pipeline.config.settings import TECHNIQUES, RunSettings, default_values, merged, nested, validate
+from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
 from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
 from pipeline.planning.clipping import cost_of_clipping

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from pipeline.base.contracts import Settings
+from pipeline.base.settings import RESULTS, Settings
 from pipeline.config.settings import RunSettings
 from pipeline.config.space import SpaceSettings, Value
 from pipeline.searching.trial_length import PRECISION_PERCENT
@@ -85,7 +85,7 @@ class CommandSearchSettings(CommandSettings, SearchSettings):
     """Optimizer steps for which the answer and the plain configuration are trained again; 0: no verification."""
     time_limit: PositiveFloat | None = None
     """Seconds after which a run is stopped; none: no limit."""
-    output: Path = RunSettings.model_fields["output"].default
+    output: Path = RESULTS
     """Folder of the results on local disk."""
 
 

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB, in_four_digits
-from pipeline.config.settings import default_values, written
+from pipeline.config.given import written
+from pipeline.config.settings import default_values
 from pipeline.training.metrics import limited_peak_mib, speed_in
 from pipeline.training.timing import is_slowed, mean_speed
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.base.results import Result
-from pipeline.config.settings import default_values, in_use, written
+from pipeline.config.given import written
+from pipeline.config.settings import default_values, in_use
 from pipeline.runtime.observer import Run
 from pipeline.training.metrics import limited_peak_mib
 

@@ -10,7 +10,8 @@ from mlflow.tracking import get_tracking_uri
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result, StepRecord
-from pipeline.config.settings import TECHNIQUES, AllSettings, dotted, nested, validate
+from pipeline.config.given import dotted, nested, validate
+from pipeline.config.settings import TECHNIQUES, AllSettings
 from pipeline.tracking.metric_names import PHASES_MIB, STEP, SUMMARIES, phases_of, summaries_of
 from pipeline.tracking.store import connect, unreachable
 from pipeline.training.metrics import PREDICTION, Row

@@ -128,7 +128,7 @@ def record_next_step(loop: Loop) -> Timeline:
 def memory_profile(timeline: Timeline) -> MemoryProfile:
     """Return the memory profile of a timeline, which must not be empty."""
     complete = any(span.step >= WATCHED_STEPS - 1 and span.phase == "optimizer" for span in timeline.spans)
-    sizes = Counter[torch.dtype]()
+    sizes = Counter[str]()
     for origin, num_bytes in zip(timeline.origins, timeline.num_bytes_N.tolist(), strict=True):
         if origin.operator in MATRIX_PRODUCTS:
             sizes[origin.dtype] += num_bytes
@@ -136,7 +136,7 @@ def memory_profile(timeline: Timeline) -> MemoryProfile:
         peak=at_peak(timeline),
         modules=modules_at_peak(timeline),
         course=course_of(timeline, WATCHED_STEPS - 1) if complete else None,
-        matrix_products_float32_percent=100 * sizes[torch.float32] / sizes.total() if sizes else None,
+        matrix_products_float32_percent=100 * sizes["float32"] / sizes.total() if sizes else None,
     )
 
 

@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.technique import Stage
 from pipeline.config.experiment import Experiment
-from pipeline.config.settings import TECHNIQUES, default_values, dotted, written
+from pipeline.config.given import dotted, written
+from pipeline.config.settings import TECHNIQUES, default_values
 from pipeline.config.variants import SAVED_CONFIG, read_yaml
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from pipeline.base.processes import cores
 from pipeline.base.progress import progress
 from pipeline.config.command import Command, remedies
 from pipeline.config.command_template import Template
-from pipeline.memory import work
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.simulation import WORK_HOOK, Verdict, simulate
 from pipeline.simulation.cards import Card
@@ -28,7 +27,8 @@ from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.run import Simulate, on_cuda_build, with_room
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
-COUNTING = WORK_HOOK, Path(str(work.__file__))
+MEMORY = Path(__file__).parents[2] / "memory"
+COUNTING = (WORK_HOOK, *(MEMORY / f"{module}.py" for module in ("work", "work_counter", "flops", "collectives")))
 """Files on which the work depends that is counted of a command."""
 LAST_LINES = 5
 """Last lines of a command's output that are said when it fails."""

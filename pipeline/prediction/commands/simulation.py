@@ -13,7 +13,6 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.memory.work import Work
-from pipeline.prediction.commands import work_hook
 from pipeline.prediction.commands.failed_allocation import OutOfMemory, held_then, line_of, out_of_memory
 from pipeline.prediction.commands.smallest_memory import (
     SmallestMemory,
@@ -35,7 +34,7 @@ LARGEST_COUNTS = 1024
 """Bytes of the largest array that is taken for one of lengths or counts."""
 OBJECTS = "objects"
 """Name of the folder of what ranks send each other, which all runs of a command share."""
-WORK_HOOK = Path(work_hook.__file__)
+WORK_HOOK = Path(__file__).with_name("work_hook.py")
 """The hook of a command whose work is counted too, in one optimizer step more."""
 OF_GROUPS = (
     "It has groups of ranks beside that of all: of trainings with tensor or context parallelism torchtitan published "

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pipeline.memory.timeline import Lifetime, Span, Timeline
 from pipeline.simulation import record as record_module
 from pipeline.simulation.record import Mark, PhaseTime, Record, StackFrame
@@ -108,7 +106,7 @@ def _lifetime(num_bytes: int, phase: str, stack: Sequence[StackFrame], code: "So
     return Lifetime(
         num_bytes=num_bytes,
         shape=(),
-        dtype=torch.uint8,
+        dtype="uint8",
         operator=stack[0][2] if stack and phase != "backward" else phase,
         module=code.line(stack) or "unknown",
         category="logits and loss" if is_loss else "temporary",

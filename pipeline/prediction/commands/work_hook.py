@@ -119,7 +119,7 @@ def _work_counter() -> Any:
     sys.modules[name] = package = ModuleType(name)
     package.__path__ = [str(OWN_PACKAGE)]
     try:
-        from pipeline.memory.work import WorkCounter
+        from pipeline.memory.work_counter import WorkCounter
 
         return WorkCounter("cuda")
     finally:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from pipeline.memory.work import Memo
+from pipeline.memory.work_counter import Memo
 from pipeline.prediction.fake.measured_operators import with_workspace
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pipeline.config.settings import written
+from pipeline.config.given import written
 from pipeline.report.page import Section
 from pipeline.report.table import Table
 from pipeline.training.metrics import Row

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from pipeline.config.settings import written
+from pipeline.config.given import written
 from pipeline.report.page import Section
 from pipeline.report.plot import Panel, Plot
 from pipeline.report.sections import LADDER

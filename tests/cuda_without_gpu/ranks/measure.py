@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.experiment import make_experiment
-from pipeline.config.settings import nested
+from pipeline.config.given import nested
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.predict import predict
 from pipeline.runtime.run import execute
