@@ -180,6 +180,8 @@ def test_a_patched_file_has_the_values_in_their_types(folder: Path, name: str, t
     assert copy.values == {"dtype": "bf16", **train} and ("# mine" in copy.text) == (name == "run.toml")
     assert one.with_names("best-")[-2:] == (f"--config=best-{name}", f"best-{name}")
     assert one.environment == {"OMP_NUM_THREADS": "1"} and one.line.startswith("OMP_NUM_THREADS=1 python ")
+    twice = problem(command, patch=f"{name} dtype=fp32,bf16 {name} train.micro_batch_size={{micro_batch_size:1,2}}")
+    assert {*twice.space.dimensions} == {"micro_batch_size", "dtype"}
     for patch, message in (
         (f"{name} dtyp=1", "has no dtyp; close are dtype"),
         (f"{name} dtype", "write dtype=value,value"),

@@ -144,7 +144,7 @@ def make_template(command: str, patch: str | None, variables: str | None, asked_
     levers = {} if known is None else {lever.name: lever for lever in known.levers}
     if known is not None and known.settings_file is None:
         words = _with_options(words, known, set(asked_for))
-    return Template(words, dict(_patches(words, parts)), dict(_variables(variables or "")), levers)
+    return Template(words, _patches(words, parts), dict(_variables(variables or "")), levers)
 
 
 def known_command(words: Sequence[str]) -> type[KnownCommand] | None:
@@ -164,7 +164,9 @@ def _with_options(words: tuple[str, ...], known: type[KnownCommand], asked_for: 
     return words
 
 
-def _patches(words: Sequence[str], parts: Sequence[str]) -> Iterator[tuple[PatchedFile, Mapping[str, str]]]:
+def _patches(words: Sequence[str], parts: Sequence[str]) -> dict[PatchedFile, Mapping[str, str]]:
+    """Return the placeholders of each key of a patched file, which may be named several times."""
+    found: dict[PatchedFile, dict[str, str]] = {}
     if parts and "=" in parts[0]:
         raise InvalidInputError(f"patch begins with a file, and is {parts[0]!r}; write --patch 'FILE key=value,value'")
     starts = [number for number, part in enumerate(parts) if "=" not in part]
@@ -181,10 +183,11 @@ def _patches(words: Sequence[str], parts: Sequence[str]) -> Iterator[tuple[Patch
                 f"there in the same way, or write {{{file.path}}} where it belongs"
             )
         given = [part.partition("=") for part in parts[start + 1 : end]]
-        texts = {key: text if PLACEHOLDER.search(text) else f"{{{key}:{text}}}" for key, _, text in given}
-        for key in texts:
+        texts = found.setdefault(file, {})
+        for key, _, text in given:
             file.check(key)
-        yield file, {**_usual_keys(words, file, texts), **texts}
+            texts[key] = text if PLACEHOLDER.search(text) else f"{{{key}:{text}}}"
+    return {file: {**_usual_keys(words, file, texts), **texts} for file, texts in found.items()}
 
 
 def _usual_keys(words: Sequence[str], file: PatchedFile, texts: Mapping[str, str]) -> dict[str, str]:
