@@ -28,7 +28,8 @@ TOOLKIT = "/usr/local/cuda"
 """Where CUDA's toolkit is, if CUDA_HOME does not say it."""
 FALLBACK_CUDNN = (9, 10, 0)
 """Version of cuDNN where torch's package does not say which it requires."""
-OF_TORCH = re.compile(r"torch(?![\w-])")
+OF_TORCH = re.compile(r"^(Requires-Dist: )?torch(?![\w-])", re.MULTILINE)
+"""How the line of a requirement begins in a package's metadata, which takes longer to read as a message."""
 FIND = """
 import importlib.util, json, sys
 found = importlib.util.find_spec("torch")
@@ -109,7 +110,7 @@ class TorchBuild:
     def _packages(self) -> Iterator[Distribution]:
         """Yield the packages that its interpreter finds and that require torch."""
         for package in distributions(path=[*self.search_path]):
-            if any(OF_TORCH.match(requirement) for requirement in package.requires or []):
+            if OF_TORCH.search(package.read_text("METADATA") or package.read_text("requires.txt") or ""):
                 yield package
 
 
