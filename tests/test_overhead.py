@@ -49,6 +49,11 @@ def test_the_overhead_is_measured_in_pairs_of_runs(tmp_path: Path) -> None:
             "import pipeline.jobs.comparison",
             {"optuna", "altair", "vl_convert", "transformers", "pipeline.report.table"},
         ),
+        (
+            "from pipeline.cli import parse, settings_of; import pipeline.jobs.simulate, pipeline.jobs.check\n"
+            "settings_of('simulate')(**parse('simulate', ['--gpu', 't4', '--', 'python', 'train.py']))",
+            {"torch", "mlflow", "transformers", "pandas", "altair"},
+        ),
         ("import pipeline.jobs.profiling", {"optuna", "altair", "vl_convert", "transformers", "pipeline.report.table"}),
         (
             "from pipeline.config.experiment import make_experiment; make_experiment({'device': 'cpu'}, 'main')",

@@ -31,7 +31,10 @@ from pipeline.prediction.commands.command import CommandPrediction, predict_comm
 from pipeline.report.findings import read_findings
 from pipeline.searching.certificate import UNFIT
 from pipeline.searching.command_problem import CommandProblem, make_command_problem
+from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import SearchFindings
+from pipeline.searching.study import Proposal
+from pipeline.searching.trials import Trial
 from pipeline.simulation.cards import find_card
 
 SCRIPT = ROOT / "tests" / "commands" / "train.py"
@@ -105,6 +108,24 @@ def test_a_script_is_searched_verified_and_handed_back_as_a_command(
 
     assert search(*words) == 0  # resumed: nothing is measured again but the answer
     assert len(found(folder).rows) == num_trials
+
+
+def test_a_value_that_fails_in_the_first_run_does_not_end_the_search(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose = PredictiveProposer.next
+
+    def failing_first(
+        proposer: PredictiveProposer, rows: Sequence[Trial], extra: Sequence[Trial] = ()
+    ) -> Proposal | None:
+        return propose(proposer, rows, extra) if rows else Proposal({"micro_batch_size": 4, "dtype": "fp33"})
+
+    monkeypatch.setattr(PredictiveProposer, "next", failing_first)
+    own = ("--num_trials", "3", "--verify_steps", "0")
+    assert search("train.py", *BATCH, "--dtype", "{dtype:fp32,fp33}", own=own) == 0
+    first, second, *_ = sorted(found(folder).rows, key=lambda row: row.number)
+    assert first.outcome == "crashed" and second.outcome == "ok"
+    assert second.choice == {"micro_batch_size": 4, "dtype": "fp32"}
 
 
 @pytest.mark.slow

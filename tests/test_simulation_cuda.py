@@ -341,6 +341,20 @@ assert weight.detach().sum().item() == 3
     assert only(run_code(code, values=True)).unknown_reads == ()
 
 
+def test_products_in_half_precision_have_values_that_are_rounded_once() -> None:
+    code = """
+import torch
+for dtype in (torch.bfloat16, torch.float16):
+    one = torch.arange(6.0).view(2, 3).to(dtype).cuda() / 3
+    other, added = one.t().contiguous(), torch.ones(2, dtype=dtype, device="cuda")
+    products = torch.addmm(added, one, other), (one[None] @ other[None])[0] + added
+    for product in products:
+        exact = one.cpu().float() @ other.cpu().float() + 1
+        assert product.dtype is dtype and torch.allclose(product.cpu().float(), exact, rtol=0.01)
+"""
+    assert only(run_code(code, values=True)).unknown_reads == ()
+
+
 def test_what_a_known_mask_selects_has_a_known_size_with_values() -> None:
     code = """
 import torch
@@ -370,7 +384,7 @@ numbers = torch.arange(4, device="cuda")
 before = peak()
 for _ in range(2000):
     torch.ones(2**18, device="cuda")
-assert numbers.sum().item() == 6 and peak() - before < 2**30
+assert numbers.sum().item() == 6 and peak() - before < 5 * 2**28  # of 2000 MiB; freed memory is given back later
 """
     assert only(run_code(code, values=True)).unknown_reads == ()
 

@@ -4,14 +4,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 import yaml
 
 from pipeline.config.space import Value
-
-if TYPE_CHECKING:
-    import torch
 
 MICRO_BATCH, ACCUMULATION, WORLD_SIZE = "micro_batch_size", "accumulation_steps", "world_size"
 EFFECTIVE_BATCH = "effective_batch_size"
@@ -36,7 +34,7 @@ class Command:
     words: tuple[str, ...]
     choice: Mapping[str, Value]
     """The value of each placeholder that has several."""
-    device: "torch.device"
+    device: torch.device
     effective_batch_size: int
     micro_batch_size: int | None
     """Sequences in one forward and backward pass; None if the command does not have it as a placeholder."""

@@ -1,4 +1,4 @@
-"""Every setting of a run, with type, default and description, and the messages for invalid ones."""
+"""Every setting of a run, with type, default and description."""
 
 import pkgutil
 from collections.abc import Mapping

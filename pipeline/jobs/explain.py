@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
@@ -22,7 +21,6 @@ from pipeline.jobs.printing import say
 from pipeline.jobs.simulate import (
     EXIT_CODE_DOES_NOT_FIT,
     SimulatedCommandSettings,
-    begun,
     content_of,
     stdout_to_stderr,
     wanted_run,
@@ -134,36 +132,31 @@ def _of_command(settings: ExplainSettings, messages: Messages, console: Console)
         )
         return None
     from pipeline.config.command_template import Template
+    from pipeline.jobs.publish import publish
     from pipeline.prediction.commands.explanation import explain as explain_command
     from pipeline.prediction.commands.levers import command_with, levers_of
     from pipeline.simulation.environment import python_of
+    from pipeline.tracking.job import open_job
 
     template = Template(tuple(shlex.split(str(settings.command))))
     wanted = _wanted(settings, message, shlex.join(command_with(template)), console)
     own = {name: tuple(map(str, values)) for name, values in (settings.levers or {}).items()}
     levers = levers_of(template, own, python_of(wanted.command), wanted.card.capability)
-
-    def look(stop: Event) -> "Explanation":
-        return explain_command(
-            replace(wanted, stop=stop),
-            template,
-            levers,
-            (message, messages.num_messages),
-            Path(folder),
-            partial(say, console),
-            may_need_values=settings.values == "auto",
-        )
-
-    with tempfile.TemporaryDirectory(prefix="fitproof-") as folder, begun(look) as explanation:
-        from pipeline.jobs.publish import publish
-        from pipeline.tracking.job import open_job
-
-        with open_job("explain", shlex.join(wanted.command)[:100], settings.output) as job:
-            job.params({"gpu": wanted.card.name, "command": settings.command, "message": message.text})
-            found = explanation.result()
-            publish(found, job, console)
-            job.tags({"change": "none" if found.answer is None else found.answer.shown})
-            job.succeeded = _exit_code(found) != 1
+    with open_job("explain", shlex.join(wanted.command)[:100], settings.output) as job:
+        job.params({"gpu": wanted.card.name, "command": settings.command, "message": message.text})
+        with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
+            found = explain_command(
+                wanted,
+                template,
+                levers,
+                (message, messages.num_messages),
+                Path(folder),
+                partial(say, console),
+                may_need_values=settings.values == "auto",
+            )
+        publish(found, job, console)
+        job.tags({"change": "none" if found.answer is None else found.answer.shown})
+        job.succeeded = _exit_code(found) != 1
     return found
 
 

@@ -94,7 +94,7 @@ def _measure(
         one = Search(problem, study, proposer, job.folder, job.children.observer, shown)
         interrupted = True
         try:
-            say(console, f"measuring at most {total} of {len(problem.space.choices)} configurations", "dim")
+            say(console, f"measuring {len(problem.space.choices)} configurations, in at most {total} trials", "dim")
             with shown:
                 search_with(workers, one)
             interrupted = False

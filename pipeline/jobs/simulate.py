@@ -6,13 +6,11 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from rich.console import Console
@@ -22,7 +20,7 @@ from pipeline.base.settings import RESULTS, Settings
 from pipeline.base.units import MIB, check_one_limit, other_bytes, parse_budget
 from pipeline.jobs.printing import say
 from pipeline.prediction.commands.ranks import simulate_ranks
-from pipeline.prediction.commands.simulation import WORK_HOOK, Simulation, what_runs
+from pipeline.prediction.commands.simulation import WORK_HOOK, Simulation, Verdict, what_runs
 from pipeline.prediction.commands.simulation import simulate as simulate_one
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.environment import check_num_cards
@@ -30,8 +28,8 @@ from pipeline.simulation.run import Simulate, on_cuda_build
 
 if TYPE_CHECKING:
     from pipeline.prediction.commands.explanation import Explanation
+    from pipeline.tracking.job import Job
 
-Found = TypeVar("Found")
 EXIT_CODE_DOES_NOT_FIT = 3
 ALL_STEPS = "all"
 TIME_IS_NOT_KNOWN = (
@@ -105,38 +103,35 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
 
 def _log_simulation(settings: SimulateSettings, console: Console) -> Simulation:
     wanted = wanted_run(settings)
-    with (
-        tempfile.TemporaryDirectory(prefix="fitproof-") as folder,
-        begun(lambda stop: run_simulation(settings, Path(folder), partial(say, console), stop)) as simulation,
-    ):
-        from pipeline.jobs.publish import publish
-        from pipeline.tracking.job import open_job
+    run_id = os.environ.pop("MLFLOW_RUN_ID", None)  # the run that `mlflow run` has made is not the command's
+    jobs: list[Job] = []
+    with ExitStack() as stack:
 
-        with open_job("simulate", shlex.join(wanted.command)[:100], settings.output) as job:
-            names = ("gpu", "gpus", "world_size", "rank", "ranks", "command", "steps")
-            job.params({name: getattr(settings, name) for name in names})
-            found = simulation.result()
-            for snapshot in sorted(Path(folder).glob("memory_snapshot_*.pickle")):
-                job.file(snapshot.name, snapshot.read_bytes())
-            publish(found, job, console)
-            job.tags({"verdict": found.verdict.value, "with_values": str(found.with_values).lower()})
-            job.succeeded = _exit_code(found) != 1
+        def open_meanwhile() -> None:
+            """Load MLflow and the reports, and open the job, while the command runs in its own process."""
+            if not jobs:
+                import pipeline.jobs.publish  # noqa: F401
+                from pipeline.tracking.job import open_job
+
+                subject = shlex.join(wanted.command)[:100]
+                jobs.append(stack.enter_context(open_job("simulate", subject, settings.output, run_id=run_id)))
+
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fitproof-")))
+        found = run_simulation(settings, folder, partial(say, console), open_meanwhile)
+        _publish(found, settings, folder, jobs[0], console)
     return found
 
 
-@contextmanager
-def begun(function: Callable[[Event], Found]) -> Iterator[Future[Found]]:
-    """Call a function in a thread, and set the event that it is given if this context fails.
+def _publish(found: Simulation, settings: SimulateSettings, folder: Path, job: "Job", console: Console) -> None:
+    from pipeline.jobs.publish import publish
 
-    What a command needs is looked for in other processes: meanwhile this one loads MLflow and the reports.
-    """
-    stop = Event()
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            yield thread.submit(function, stop)
-        except BaseException:  # the thread is left once what it runs has ended
-            stop.set()
-            raise
+    names = ("gpu", "gpus", "world_size", "rank", "ranks", "command", "steps")
+    job.params({name: getattr(settings, name) for name in names})
+    for snapshot in sorted(folder.glob("memory_snapshot_*.pickle")):
+        job.file(snapshot.name, snapshot.read_bytes())
+    publish(found, job, console)
+    job.tags({"verdict": found.verdict.value, "with_values": str(found.with_values).lower()})
+    job.succeeded = _exit_code(found) != 1
 
 
 def content_of(found: "Simulation | Explanation") -> dict[str, Any]:
@@ -165,17 +160,20 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def run_simulation(
-    settings: SimulatedCommandSettings, folder: Path, say: Callable[[str], None], stop: Event | None = None
+    settings: SimulatedCommandSettings,
+    folder: Path,
+    say: Callable[[str], None],
+    meanwhile: Callable[[], None] | None = None,
 ) -> Simulation:
     """Simulate the command and return what it needs; its memory snapshots are left in `folder`.
 
-    It ends once `stop` is set.
+    `meanwhile` is called each time that the command has been started.
 
     Raises:
         InvalidInputError: a setting is wrong, or the command uses no card.
 
     """
-    wanted, may_need_values = replace(wanted_run(settings), stop=stop), settings.values == "auto"
+    wanted, may_need_values = replace(wanted_run(settings), meanwhile=meanwhile), settings.values == "auto"
     if _estimates_time(settings):
         wanted = replace(wanted, hook=WORK_HOOK)
     say(what_runs(wanted))
@@ -256,6 +254,5 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
 
 
 def _exit_code(found: Simulation) -> int:
-    from pipeline.prediction.commands.simulation import Verdict
 
     return {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: EXIT_CODE_DOES_NOT_FIT, Verdict.NONE: 1}[found.verdict]

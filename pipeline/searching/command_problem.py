@@ -155,12 +155,12 @@ class CommandProblem(Problem):
         return "add values that need less memory, or choose a larger budget"
 
     def why_none_runs(self, choice: Choice, first: Result) -> str | None:
-        """Return what the command itself said, if its first run failed for another reason than memory."""
+        """Return what the command itself said, if its plain run failed for another reason than memory."""
         if first.outcome is not RunOutcome.CRASHED:
             return None
         line = self.runnable(choice).line
         hints = [EXPANDED] if self.template.looks_expanded else []
-        failed = f"the command must train, and its first run failed: {first.detail}"
+        failed = f"the command must train, and its plain run failed: {first.detail}"
         return "\n".join([failed, f"it was: {line}", *hints, *remedies(first.detail or "")])
 
     @property

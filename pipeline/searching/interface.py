@@ -118,7 +118,7 @@ class Problem(ABC):
 
     @abstractmethod
     def why_none_runs(self, choice: Choice, first: Result) -> str | None:
-        """Return why nothing can be measured, as the first run of a study shows; None if it does not."""
+        """Return why nothing can be measured, as the first plain run shows; None if it does not."""
 
     @property
     def params(self) -> dict[str, Any]:

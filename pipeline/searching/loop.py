@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
+from pipeline.config.command import MICRO_BATCH
 from pipeline.config.runnable import Runnable
 from pipeline.config.space import Choice
 from pipeline.runtime.environment import environment
@@ -171,11 +172,20 @@ def _fill_queue(search: Search, trials: Sequence[Trial]) -> bool:
         return True
     if len(trials) + study.num_open >= problem.settings.num_trials:
         return False
-    one = search.proposer.next(trials, search.extra)
+    one = _plain_one(problem, trials) or search.proposer.next(trials, search.extra)
     if one is None:
         return False
     search.observer.proposed(one)
     return study.enqueue(one, problem.space)
+
+
+def _plain_one(problem: Problem, trials: Sequence[Trial]) -> Proposal | None:
+    """Return the plain configuration of the first trial if that crashed: it shows whether any can run."""
+    if [trial.outcome for trial in trials] != [Outcome.CRASHED] or trials[0].choice in problem.baselines:
+        return None
+    size = trials[0].choice.get(MICRO_BATCH)
+    alike = (choice for choice in problem.baselines if choice.get(MICRO_BATCH) == size)
+    return next(map(Proposal, alike), None)
 
 
 RunTrials = Callable[["Search", float], None]
@@ -276,7 +286,10 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
         stop = _trial_length(search.problem, experiment, None if one.is_repeat else to_beat)
         summarize = partial(_summary, search.problem, experiment, one.predicted_seconds)
         result, metrics = search.run(names[0], f"trial-{number + 1:02}", experiment, labels, stop, summarize)
-        if not search.trials and (reason := search.problem.why_none_runs(one.choice, result)):
+        is_first_plain = one.choice in search.problem.baselines and all(
+            row.outcome == Outcome.CRASHED for row in search.trials
+        )
+        if is_first_plain and (reason := search.problem.why_none_runs(one.choice, result)):
             raise InvalidInputError(reason)
         return _judged(search, result, metrics)
 

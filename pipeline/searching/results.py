@@ -95,7 +95,8 @@ class Verification:
             return ""
         share = max(abs(one - other) / abs(other) for one, other in pairs if other)
         differing = [name for name, value in self.answer.choice.items() if value != self.plain.choice.get(name)]
-        cause = ": accumulation is not the same training here" if differing == ["micro_batch_size"] else ""
+        of_batch = ": accumulation is not the same training here (has the model dropout, or is a mean of means taken?)"
+        cause = of_batch if differing == ["micro_batch_size"] else ""
         if self.differs_as_repeats:
             cause = (
                 f", and those of two runs of {label(self.plain.choice)} differ as well: this training does not repeat "

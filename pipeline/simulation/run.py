@@ -53,6 +53,8 @@ class Simulate:
     time_limit_seconds: float | None = None
     stop: Event | None = None
     """Ends it, and whatever would run after it, once it is set."""
+    meanwhile: Callable[[], None] | None = None
+    """Called each time that it has been started; an error ends it."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of the environment, beside those of this process."""
     hook: Path | None = None
@@ -135,7 +137,7 @@ def run_command(
         return is_stopped or time.time() > latest or (ends_at_steering_read and has_steering_read(folder))
 
     try:
-        exit_code = _wait(_start(wanted, folder, log, end), is_over)
+        exit_code = _wait(_start(wanted, folder, log, end), is_over, wanted.meanwhile)
     finally:
         peers.end()
     return SimulatedRun(
@@ -198,9 +200,11 @@ def _start(wanted: Simulate, folder: Path, log: Path | None, end: float | None) 
         )
 
 
-def _wait(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool]) -> int:
+def _wait(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool], meanwhile: Callable[[], None] | None) -> int:
     """Return the exit code; the process is killed with its own once `is_over`, or if this one is interrupted."""
     try:
+        if meanwhile is not None:
+            meanwhile()
         while not is_over():
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(SECONDS_BETWEEN_LOOKS)

@@ -110,7 +110,8 @@ class TorchBuild:
     def _packages(self) -> Iterator[Distribution]:
         """Yield the packages that its interpreter finds and that require torch."""
         for package in distributions(path=[*self.search_path]):
-            if OF_TORCH.search(package.read_text("METADATA") or package.read_text("requires.txt") or ""):
+            header, _, _ = (package.read_text("METADATA") or "").partition("\n\n")  # a description follows
+            if OF_TORCH.search(header or package.read_text("requires.txt") or ""):
                 yield package
 
 

@@ -262,10 +262,13 @@ def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator
 
 
 @contextmanager
-def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | None = None) -> Iterator[Job]:
+def open_job(
+    entry: str, subject: str, output: Path, about: Mapping[str, str] | None = None, run_id: str | None = None
+) -> Iterator[Job]:
     """Yield the job's run: the one that `mlflow run` has created, or a new one; it ends FINISHED, FAILED or KILLED.
 
-    `about` is the environment in which it measures, which is logged as environment.json.
+    `about` is the environment in which it measures, which is logged as environment.json. `run_id` is the run that
+    `mlflow run` has created; None: MLFLOW_RUN_ID names it, if there is one.
 
     Raises:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
@@ -274,7 +277,7 @@ def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | 
     interrupt_on_signal()
     folder = _make_folder(output, entry)
     try:
-        client, run = _adopt_or_create(entry, f"{entry} {subject}")
+        client, run = _adopt_or_create(entry, f"{entry} {subject}", run_id)
     except InvalidInputError:
         folder.rmdir()
         raise
@@ -341,11 +344,11 @@ def _make_folder(output: Path, entry: str) -> Path:
         ) from error
 
 
-def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
+def _adopt_or_create(entry: str, name: str, run_id: str | None) -> tuple[MlflowClient, Any]:
     """Return the client and the run; MLFLOW_RUN_ID names the one that `mlflow run` has created for this job."""
     try:
         client = connect()
-        given = os.environ.pop("MLFLOW_RUN_ID", None)
+        given = os.environ.pop("MLFLOW_RUN_ID", None) or run_id
         if given:
             run = client.get_run(given)
         else:

@@ -28,7 +28,8 @@ from pipeline.simulation.run import Simulate, on_cuda_build, with_room
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
 MEMORY = Path(__file__).parents[2] / "memory"
-COUNTING = (WORK_HOOK, *(MEMORY / f"{module}.py" for module in ("work", "work_counter", "flops", "collectives")))
+COUNTERS = ("work", "work_counter", "flops", "collectives", "attention_saved")
+COUNTING = (WORK_HOOK, *(MEMORY / f"{module}.py" for module in COUNTERS))
 """Files on which the work depends that is counted of a command."""
 LAST_LINES = 5
 """Last lines of a command's output that are said when it fails."""

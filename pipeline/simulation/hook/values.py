@@ -50,6 +50,9 @@ COUNTS: dict[Any, Callable[[Any, tuple[Any, ...]], list[int]]] = {
 }
 """What operators count in their first argument while they run: from their output on the host and their arguments."""
 
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+HALF = (torch.bfloat16, torch.float16)
+"""Types in which a host without instructions for them computes products far more slowly than in float32."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that are no more than tensors."""
 
@@ -123,6 +126,11 @@ def _is_view(func: Any) -> bool:
     if torch.Tag.inplace_view in func.tags:  # such as set_(), by which torch.load() gives a tensor its storage
         return True
     return any(result.alias_info is not None for result in func._schema.returns) and not func._schema.is_mutable
+
+
+def _widened(it: Any) -> Any:
+    """Return a tensor in float32, and anything else as it is."""
+    return it.float() if isinstance(it, torch.Tensor) else it
 
 
 def _covers_its_storage(it: torch.Tensor) -> bool:
@@ -277,8 +285,11 @@ class Values(TorchDispatchMode):
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
+        mirrored, named = tree_map(self._mirror, (args, kwargs))
         try:
-            return func(*tree_map(self._mirror, args), **tree_map(self._mirror, kwargs))
+            if func in PRODUCTS and args[-1].dtype in HALF:
+                return func(*tree_map(_widened, mirrored), **named).to(args[-1].dtype)
+            return func(*mirrored, **named)
         finally:
             if state is not None:
                 torch.set_rng_state(state)
