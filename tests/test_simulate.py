@@ -536,6 +536,16 @@ if torch.ones(3).cuda().mul(2).nonzero().numel() == 3:
 
 
 @needs_cuda_build
+def test_a_store_that_cannot_be_reached_ends_the_command_that_has_begun(project: Project) -> None:
+    script = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n"
+    (project.folder / "sleeps.py").write_text(script)
+    project.environment["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:1"
+    done = simulate(project, "sleeps.py")
+    assert done.returncode == 2 and "the tracking store must be reachable" in done.stderr
+    assert (project.folder / "begun").exists()
+
+
+@needs_cuda_build
 @pytest.mark.slow
 def test_where_requests_cannot_be_given_again_runs_find_the_smallest_memory(project: Project) -> None:
     script = """
