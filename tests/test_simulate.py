@@ -536,6 +536,17 @@ if torch.ones(3).cuda().mul(2).nonzero().numel() == 3:
 
 
 @needs_cuda_build
+def test_lines_and_operators_at_the_peak_are_the_same_with_values(project: Project) -> None:
+    peaks = []
+    for values in ("off", "on"):
+        assert simulate(project, "train.py", "64", smallest="false", values=values).returncode == 0
+        largest = findings(project).largest
+        assert largest is not None
+        peaks.append((largest.peak.module_bytes, largest.peak.category_bytes, largest.peak.operator))
+    assert peaks[0] == peaks[1] and {line.rpartition(":")[0] for line in peaks[0][0]} == {"train.py"}
+
+
+@needs_cuda_build
 def test_a_store_that_cannot_be_reached_ends_the_command_that_has_begun(project: Project) -> None:
     script = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n"
     (project.folder / "sleeps.py").write_text(script)

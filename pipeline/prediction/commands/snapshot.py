@@ -5,6 +5,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ MODULE_CALL = "_call_impl"
 """The function of torch.nn.Module through which every forward pass goes."""
 SIMULATION = str(Path(record_module.__file__).parent)
 """The folder of the code that runs in every simulated process, whose frames are on its stacks."""
+VALUES = f"{SIMULATION}/hook/values.py"
+"""The file of the dispatch mode that computes values, which is inside of each operator's call."""
+AROUND_MODES = ("/torch/_dynamo/eval_frame.py", "/torch/_compile.py")
+"""Files of torch's functions through which a dispatch mode is called."""
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 """Folders of packages of which Python need not know: those of another environment."""
 COMPILED = re.compile(r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$")
@@ -79,7 +84,7 @@ def history_of(record: Record, device: int) -> History:
             alive[address] = len(lifetimes)
             events.append(len(lifetimes))
             frames = [(frame["filename"], frame["line"], frame["name"]) for frame in event["frames"]]
-            own = [frame for frame in frames if not frame[0].startswith(SIMULATION)]
+            own = _without_simulation(frames)
             lifetimes.append(_lifetime(event["size"], phase, own or stack, code, len(events) - 1))
             user_lines.append(code.user_line(own) or code.user_line(stack))
             if not spans or (spans[-1].step, spans[-1].phase) != (step, phase):
@@ -90,6 +95,15 @@ def history_of(record: Record, device: int) -> History:
     _find_workspaces(lifetimes, record.workspace_bytes)
     timeline = Timeline.of(lifetimes, events, spans=spans, seconds=range(len(events)))
     return History(timeline=timeline, user_lines=tuple(user_lines), code=code.texts)
+
+
+def _without_simulation(frames: Sequence[StackFrame]) -> list[StackFrame]:
+    """Return the frames of a stack that it would have without the simulation, the innermost first."""
+    begin = max((number + 1 for number, frame in enumerate(frames) if frame[0] == VALUES), default=0)
+    outside = frames[begin:]
+    if begin:
+        outside = list(dropwhile(lambda frame: frame[0].endswith(AROUND_MODES), outside))
+    return [frame for frame in outside if not frame[0].startswith(SIMULATION)]
 
 
 def _apply(mark: Mark, alive: Mapping[int, int], lifetimes: Sequence[Lifetime]) -> None:
