@@ -180,11 +180,11 @@ def _fill_queue(search: Search, trials: Sequence[Trial]) -> bool:
 
 
 def _plain_one(problem: Problem, trials: Sequence[Trial]) -> Proposal | None:
-    """Return the plain configuration of the first trial if that crashed: it shows whether any can run."""
-    if [trial.outcome for trial in trials] != [Outcome.CRASHED] or trials[0].choice in problem.baselines:
+    """Return the plain configuration of the first trial if all have crashed: it shows whether any can run."""
+    choices = [trial.choice for trial in trials if trial.outcome == Outcome.CRASHED]
+    if not choices or len(choices) < len(trials) or any(choice in problem.baselines for choice in choices):
         return None
-    size = trials[0].choice.get(MICRO_BATCH)
-    alike = (choice for choice in problem.baselines if choice.get(MICRO_BATCH) == size)
+    alike = (choice for choice in problem.baselines if choice.get(MICRO_BATCH) == choices[0].get(MICRO_BATCH))
     return next(map(Proposal, alike), None)
 
 
