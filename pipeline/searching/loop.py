@@ -181,11 +181,14 @@ def _fill_queue(search: Search, trials: Sequence[Trial]) -> bool:
 
 def _plain_one(problem: Problem, trials: Sequence[Trial]) -> Proposal | None:
     """Return the plain configuration of the first trial if all have crashed: it shows whether any can run."""
-    choices = [trial.choice for trial in trials if trial.outcome == Outcome.CRASHED]
-    if not choices or len(choices) < len(trials) or any(choice in problem.baselines for choice in choices):
+    if not trials or not _have_crashed(trials) or any(trial.choice in problem.baselines for trial in trials):
         return None
-    alike = (choice for choice in problem.baselines if choice.get(MICRO_BATCH) == choices[0].get(MICRO_BATCH))
-    return next(map(Proposal, alike), None)
+    size = trials[0].choice.get(MICRO_BATCH)
+    return next((Proposal(choice) for choice in problem.baselines if choice.get(MICRO_BATCH) == size), None)
+
+
+def _have_crashed(trials: Sequence[Trial]) -> bool:
+    return all(trial.outcome == Outcome.CRASHED for trial in trials)
 
 
 RunTrials = Callable[["Search", float], None]
@@ -286,9 +289,7 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
         stop = _trial_length(search.problem, experiment, None if one.is_repeat else to_beat)
         summarize = partial(_summary, search.problem, experiment, one.predicted_seconds)
         result, metrics = search.run(names[0], f"trial-{number + 1:02}", experiment, labels, stop, summarize)
-        is_first_plain = one.choice in search.problem.baselines and all(
-            row.outcome == Outcome.CRASHED for row in search.trials
-        )
+        is_first_plain = one.choice in search.problem.baselines and _have_crashed(search.trials)
         if is_first_plain and (reason := search.problem.why_none_runs(one.choice, result)):
             raise InvalidInputError(reason)
         return _judged(search, result, metrics)

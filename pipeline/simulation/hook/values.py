@@ -51,6 +51,7 @@ COUNTS: dict[Any, Callable[[Any, tuple[Any, ...]], list[int]]] = {
 """What operators count in their first argument while they run: from their output on the host and their arguments."""
 
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+"""Matrix products, whose last argument has the type of their result."""
 HALF = (torch.bfloat16, torch.float16)
 """Types in which a host without instructions for them computes products far more slowly than in float32."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
