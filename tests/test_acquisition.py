@@ -84,6 +84,36 @@ def measured(seconds: Seconds, numbers: list[int], budget_bytes: int, off: float
     )
 
 
+def failed(*choices: tuple[int, str, str]) -> frozenset[int]:
+    """Return the numbers of candidates that failed."""
+    choice_of = [tuple(one.choice.values()) for one in CANDIDATES]
+    return frozenset(map(choice_of.index, choices))
+
+
+def test_a_value_that_fails_is_left_out_of_proposals_and_of_the_bound() -> None:
+    rules, ran = Rules(budget_bytes=10**10), measured(modelled(), [0, 4, 8, 16], 10**10)
+    assert all(CANDIDATES[number].choice["precision"] == "fp32" for number in ran.runs)
+    once = evaluate(CANDIDATES, replace(ran, failed=failed((1, "none", "bf16"))), rules)
+    assert not once.failing and len(once.possible) == len(CANDIDATES)
+    twice = evaluate(CANDIDATES, replace(ran, failed=failed((1, "none", "bf16"), (2, "every_layer", "bf16"))), rules)
+    assert set(twice.failing.values()) == {("precision", "bf16")} and len(twice.failing) == len(CANDIDATES) // 2
+    assert {CANDIDATES[number].choice["precision"] for number in twice.possible} == {"fp32"}
+    assert twice.next is None or CANDIDATES[twice.next].choice["precision"] == "fp32"
+
+
+def test_only_a_value_that_explains_the_failures_is_left_out() -> None:
+    choices, ran = [one.choice for one in CANDIDATES], measured(modelled(), [0, 4], 10**10)
+
+    def failing(*some: tuple[int, str, str]) -> set[tuple[str, Any]]:
+        return set(replace(ran, failed=failed(*some)).with_failing_value(choices).values())
+
+    assert failing((8, "none", "bf16"), (16, "none", "bf16")) == {("precision", "bf16")}  # not known of 8 and 16
+    assert failing((8, "none", "bf16"), (8, "every_2_layers", "bf16")) == set()  # one of two, or both together
+    alone = [(8, "none", "fp32"), (8, "every_layer", "fp32"), (8, "none", "bf16"), (16, "none", "bf16")]
+    assert failing(*alone) == {("micro_batch_size", 8)}  # which leaves one failure of bf16
+    assert failing((1, "none", "bf16"), (2, "none", "fp32"), (2, "every_2_layers", "fp32")) == {("micro_batch_size", 2)}
+
+
 def search(seconds: Seconds, rules: Rules, off: float = 1.0) -> tuple[list[int], Acquisition]:
     """Measure until nothing is worth it; return what was measured and the last acquisition."""
     numbers: list[int] = []

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pipeline.searching.certificate import (
     EXPECTED_UNFIT,
+    FAILING,
     NOT_PREDICTED,
     NOT_TRIED,
     SLOWER,
@@ -35,7 +36,7 @@ PROVEN = Certificate(
 
 def counted(certificate: Certificate) -> int:
     """Return how many configurations a certificate speaks of, one by one."""
-    return sum(map(int, re.findall(r"(\d+) (?:measured|do|does|are|is|not|expected)\b", certificate.summary)))
+    return sum(map(int, re.findall(r"(\d+) (?:measured|do|does|are|is|not|expected|with)\b", certificate.summary)))
 
 
 def test_a_proof_counts_every_configuration_once() -> None:
@@ -70,6 +71,13 @@ def test_what_is_expected_not_to_fit_is_counted_apart_from_what_is_predicted_not
     expected = replace(PROVEN, unmeasured=(*[unmeasured(UNFIT)] * 2, *[unmeasured(EXPECTED_UNFIT)] * 5))
     assert expected.summary.endswith("3 measured, by prediction 2 do not fit, 5 expected not to fit")
     assert counted(expected) == 10
+
+
+def test_a_value_that_fails_is_named() -> None:
+    failing = replace(unmeasured(FAILING), cause="bf16=true")
+    some = replace(PROVEN, unmeasured=(*[unmeasured(UNFIT)] * 2, *[failing] * 5))
+    assert some.summary.endswith("by prediction 2 do not fit, 5 with a value that fails (bf16=true)")
+    assert counted(some) == 10
 
 
 def test_the_noise_of_measurements_is_named_where_it_limits_the_bound() -> None:

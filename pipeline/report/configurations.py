@@ -106,11 +106,12 @@ def _unmeasured(one: Unmeasured, peak_bytes: int, speed: float, findings: Search
     seconds, deviation = one.predicted_seconds_per_step or 0.0, one.predicted_deviation or 0.0
     factor = math.exp(DEVIATIONS * deviation)
     fit, chance = one.probability_of_fit, one.probability_of_improvement
+    why = f"{one.reason} ({one.cause})" if one.cause else one.reason
     interval = f" (95 %: {speed / factor:,.0f} to {speed * factor:,.0f})" if deviation else ""
     lines = [
         f"predicted {_memory(peak_bytes, findings.budget_bytes)}{'' if fit is None else f', fits: {100 * fit:.0f} %'}",
         f"predicted {findings.speed_text(speed)}{interval}, {short(seconds)} s a step",
-        f"not measured: {one.reason}{'' if chance is None else f'; faster than the answer: {100 * chance:.0f} %'}",
+        f"not measured: {why}{'' if chance is None else f'; faster than the answer: {100 * chance:.0f} %'}",
     ]
     return Configuration(
         choice=one.choice,
@@ -118,7 +119,7 @@ def _unmeasured(one: Unmeasured, peak_bytes: int, speed: float, findings: Search
         speed=speed,
         slow=speed / factor,
         fast=speed * factor,
-        kind=REFUSED if one.is_unfit else PREDICTED,
+        kind=REFUSED if one.is_refused else PREDICTED,
         about="\n".join([label(one.choice), *lines]),
         chance=chance,
     )

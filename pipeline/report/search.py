@@ -12,7 +12,7 @@ from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import mib_text
 from pipeline.report.table import Form, Table, file_alone
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
-from pipeline.searching.certificate import REPEATED_GAPS, Certificate
+from pipeline.searching.certificate import NOT_PREDICTED, REPEATED_GAPS, Certificate
 from pipeline.searching.results import OWN_COMMAND, SearchFindings, Verification
 from pipeline.searching.trials import Trial, columns, label, one_per_configuration, pareto_front, speed_number
 from pipeline.training.metrics import limited_peak_mib
@@ -214,7 +214,7 @@ def _notes(findings: SearchFindings) -> tuple[str, ...]:
     if certificate is not None and certificate.saved_time:
         notes.append(f"{certificate.saved_time}.")
     if certificate is not None and certificate.unmeasured:
-        causes = "; ".join(sorted({one.cause for one in certificate.unmeasured if one.cause}))
+        causes = certificate.causes(NOT_PREDICTED)
         not_predicted = f" Not predicted: {causes}." if causes else ""
         num = len(certificate.unmeasured)
         notes.append(f"Each of the {num:,} that were not measured, and why, is in {NEVER_RUN}.csv.{not_predicted}")
@@ -308,7 +308,7 @@ def _measured(row: Trial, findings: SearchFindings) -> dict[str, Any]:
 
 def unmeasured_table(certificate: Certificate) -> Table:
     """Return the configurations that were not measured and the reasons: those that may fit, then the fastest first."""
-    ordered = sorted(certificate.unmeasured, key=lambda one: (one.is_unfit, one.predicted_seconds_per_step or 0))
+    ordered = sorted(certificate.unmeasured, key=lambda one: (one.is_refused, one.predicted_seconds_per_step or 0))
     shown, has_causes = columns(one.choice for one in ordered), any(one.cause for one in ordered)
     lines = [
         {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from pipeline.config.space import Value
 from pipeline.searching import memory_model, time_model
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.certificate import REPEATED_GAPS
@@ -84,7 +85,9 @@ class Acquisition:
     possible: frozenset[int]
     """Of those over which the bound ranges: the feasible ones, and all without an own prediction that may fit."""
     probability_of_fit: Vector
-    """Probability with which each fits the budget."""
+    """Probability with which each fits the budget; 0 of those with a value that fails."""
+    failing: Mapping[int, tuple[str, Value]]
+    """The candidates with a value that fails, which are left out, each with its dimension and that value."""
     predicted_seconds: Vector | None
     """Predicted seconds of an optimizer step of each; None before anything was measured."""
     posterior: GaussianMixture
@@ -114,6 +117,8 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
     probability_N = memory_model.probability_of_fit(
         candidates, measured.peak_bytes, rules.budget_bytes, rules.kind, measured.peak_lower_bounds
     )
+    failing = measured.with_failing_value([one.choice for one in candidates])
+    probability_N[[*failing]] = 0.0
     feasible = frozenset(np.flatnonzero(probability_N >= rules.fit_confidence).tolist())
     is_uncertain = [one.predicted_bytes is None or one.is_expected for one in candidates]
     possible = feasible | {n for n in range(len(candidates)) if is_uncertain[n] and probability_N[n]}
@@ -150,6 +155,7 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
         feasible=feasible,
         possible=possible,
         probability_of_fit=probability_N,
+        failing=failing,
         predicted_seconds=np.exp(mean_N) * tokens_N if measured.log_seconds else None,
         posterior=time.posterior,
         incumbent=None if rules.whole_front else measured.incumbent,

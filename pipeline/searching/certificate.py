@@ -12,6 +12,8 @@ UNFIT = "does not fit"
 """By its prediction, corrected by the measured ones."""
 EXPECTED_UNFIT = "expected not to fit"
 """By what the predictions of others, corrected by the measured ones, let expect of it."""
+FAILING = "with a value that fails"
+"""Several configurations with this value failed, and none with it completed."""
 SLOWER = "slower"
 """It is not likely to be faster than the answer by more than the setting `gap`."""
 NOT_TRIED = "not tried yet"
@@ -42,9 +44,9 @@ class Unmeasured:
     """None if it is not predicted, or was not yet: what is expected of it by others was enough."""
     predicted_seconds_per_step: float | None
     reason: str
-    """One of NOT_PREDICTED, UNFIT, EXPECTED_UNFIT, SLOWER and NOT_TRIED."""
+    """One of NOT_PREDICTED, UNFIT, EXPECTED_UNFIT, FAILING, SLOWER and NOT_TRIED."""
     cause: str | None = None
-    """Why it is not predicted; None if it is."""
+    """Why it is not predicted, or which value fails; None for other reasons."""
     predicted_deviation: float | None = None
     """Standard deviation of the logarithm of these seconds: 0.2 is about 20 %."""
     probability_of_fit: float | None = None
@@ -53,9 +55,9 @@ class Unmeasured:
     """Probability with which it is faster than the answer."""
 
     @property
-    def is_unfit(self) -> bool:
-        """Whether it does not fit, by its prediction or by those of others."""
-        return self.reason in (UNFIT, EXPECTED_UNFIT)
+    def is_refused(self) -> bool:
+        """Whether it does not fit or does not run, by its prediction or by what is known of others."""
+        return self.reason in (UNFIT, EXPECTED_UNFIT, FAILING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +119,14 @@ class Certificate:
         slower = f"{num[SLOWER]} {'is' if num[SLOWER] == 1 else 'are'} slower"
         predicted = [text for reason, text in ((UNFIT, unfit), (SLOWER, slower)) if num[reason]]
         parts = [f"by prediction {' and '.join(predicted)}"] if predicted else []
-        parts += [f"{num[reason]} {reason}" for reason in (EXPECTED_UNFIT, NOT_TRIED, NOT_PREDICTED) if num[reason]]
+        which = {FAILING: f" ({self.causes(FAILING)})"}
+        reasons = [reason for reason in (EXPECTED_UNFIT, FAILING, NOT_TRIED, NOT_PREDICTED) if num[reason]]
+        parts += [f"{num[reason]} {reason}{which.get(reason, '')}" for reason in reasons]
         return "".join(f", {part}" for part in parts)
+
+    def causes(self, reason: str) -> str:
+        """Return the causes of those that were not measured for a reason; empty if they have none."""
+        return "; ".join(sorted({one.cause for one in self.unmeasured if one.reason == reason and one.cause}))
 
     @property
     def missing(self) -> str:

@@ -1,11 +1,19 @@
 """The measurements of a search: the runs of each configuration, and what they came to."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
+from pipeline.config.space import Choice, Value
 from pipeline.searching.gaussian import means
 from pipeline.training.timing import counting
+
+Item = tuple[str, Value]
+"""A dimension and a value of it."""
+FAILURES_OF_A_VALUE = 2
+"""Configurations that a value has to fail in before all others that have it are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +68,21 @@ class Measurements:
         """The candidates that are not proposed any more."""
         return self.ended | self.running
 
+    def with_failing_value(self, choices: Sequence[Choice]) -> dict[int, Item]:
+        """Return the candidates that have a value which fails, each with its dimension and that value.
+
+        A value fails if no configuration that has it completed, and at least FAILURES_OF_A_VALUE failed that have no
+        other such value in common. `choices` are those of all candidates.
+        """
+        completed = {item for number in self.runs for item in choices[number].items()}
+        unexplained = [choices[number].items() - completed for number in self.failed.difference(self.runs)]
+        fails = set[Item]()
+        while (item := _explains_most(unexplained)) is not None:
+            fails.add(item)
+            unexplained = [items for items in unexplained if item not in items]
+        found = ((number, fails & choice.items()) for number, choice in enumerate(choices))
+        return {number: min(items, key=str) for number, items in found if items}
+
     def as_expected(self, log_seconds: Mapping[int, float], feasible: frozenset[int]) -> "Measurements":
         """Return the measurements as if each running trial had ended in its expected time, and fitted if feasible.
 
@@ -74,3 +97,12 @@ class Measurements:
             over_budget=self.over_budget | (self.running - feasible - frozenset(self.runs)),
             running=frozenset(),
         )
+
+
+def _explains_most(failures: Sequence[Set[Item]]) -> Item | None:
+    """Return the value that most failures have, and nothing else in common; None if too few do."""
+    for item, num_failed in Counter(chain.from_iterable(failures)).most_common():
+        in_common = set.intersection(*(set(items) for items in failures if item in items))
+        if num_failed >= FAILURES_OF_A_VALUE and in_common == {item}:
+            return item
+    return None

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from pipeline.config.given import written
 from pipeline.config.space import Choice
 from pipeline.searching.acquisition import CONFIDENCE, Acquisition
 from pipeline.searching.candidates import not_predicted_notes
 from pipeline.searching.certificate import (
     EXPECTED_UNFIT,
+    FAILING,
     NOT_PREDICTED,
     NOT_TRIED,
     SLOWER,
@@ -169,23 +171,24 @@ class PredictiveProposer:
 
     def _unmeasured(self, number: int, acquisition: Acquisition) -> Unmeasured:
         candidate, seconds = self._sampler.candidates[number], acquisition.predicted_seconds
-        if candidate.predicted_bytes is None:
-            return Unmeasured(
-                choice=candidate.choice,
-                predicted_peak_bytes=None,
-                predicted_seconds_per_step=None,
-                reason=NOT_PREDICTED,
-                cause=candidate.not_predicted,
-            )
-        remaining = acquisition.remaining_improvement
-        is_proven = acquisition.is_adequate and remaining is not None and remaining <= self._problem.settings.gap
-        unfit = EXPECTED_UNFIT if candidate.is_expected else UNFIT
-        return Unmeasured(
+        of_itself = Unmeasured(
             choice=candidate.choice,
             predicted_peak_bytes=None if candidate.is_expected else candidate.predicted_bytes,
             predicted_seconds_per_step=None if seconds is None else float(seconds[number]),
-            reason=unfit if number not in acquisition.possible else SLOWER if is_proven else NOT_TRIED,
+            reason=NOT_TRIED,
         )
+        if number in acquisition.failing:
+            name, value = acquisition.failing[number]
+            return replace(of_itself, reason=FAILING, cause=f"{name}={written(value)}")
+        if candidate.predicted_bytes is None:
+            reason, cause = NOT_PREDICTED, candidate.not_predicted
+            return replace(of_itself, predicted_seconds_per_step=None, reason=reason, cause=cause)
+        remaining = acquisition.remaining_improvement
+        is_proven = acquisition.is_adequate and remaining is not None and remaining <= self._problem.settings.gap
+        unfit = EXPECTED_UNFIT if candidate.is_expected else UNFIT
+        if number not in acquisition.possible:
+            return replace(of_itself, reason=unfit)
+        return replace(of_itself, reason=SLOWER) if is_proven else of_itself
 
 
 def make_proposer(problem: Problem, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
