@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -13,7 +14,7 @@ from pipeline.report.curves import ALL
 from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, short
 from pipeline.searching.certificate import Unmeasured
 from pipeline.searching.results import SearchFindings
-from pipeline.searching.trials import Trial, front_of, label, one_per_configuration, pareto_front
+from pipeline.searching.trials import Trial, front_of, label, one_per_configuration, pareto_front, speed_number
 from pipeline.training.metrics import speed_in
 
 MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "does not fit, or failed"
@@ -33,7 +34,7 @@ class Configuration:
     choice: Mapping[str, Any]
     mib: float
     speed: float
-    """Tokens per second."""
+    """Tokens per second, of a command samples per second."""
     slow: float
     """Lower end of the interval that has the speed with a probability of 95 %; the speed where it was measured."""
     fast: float
@@ -106,8 +107,9 @@ def _unmeasured(one: Unmeasured, peak_bytes: int, speed: float, findings: Search
     seconds, deviation = one.predicted_seconds_per_step or 0.0, one.predicted_deviation or 0.0
     factor = math.exp(DEVIATIONS * deviation)
     fit, chance = one.probability_of_fit, one.probability_of_improvement
+    number = partial(speed_number, unit=findings.unit)
     why = f"{one.reason} ({one.cause})" if one.cause else one.reason
-    interval = f" (95 %: {speed / factor:,.0f} to {speed * factor:,.0f})" if deviation else ""
+    interval = f" (95 %: {number(speed / factor)} to {number(speed * factor)})" if deviation else ""
     lines = [
         f"predicted {_memory(peak_bytes, findings.budget_bytes)}{'' if fit is None else f', fits: {100 * fit:.0f} %'}",
         f"predicted {findings.speed_text(speed)}{interval}, {short(seconds)} s a step",
@@ -134,7 +136,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     lines = [
         {"id": place, "mib": round(one.mib, 2), "speed": round(one.speed, 3), "kind": one.kind}
         | {"speed_text": findings.speed_text(one.speed)}
-        | ({"slow": round(one.slow), "fast": round(one.fast)} if one.kind == PREDICTED else {})
+        | ({"slow": round(one.slow, 3), "fast": round(one.fast, 3)} if one.kind == PREDICTED else {})
         | {"failed": one.failed, "about": one.about}
         for place, one in enumerate(configurations)
     ]
@@ -168,7 +170,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     scale_y = alt.Scale(domain=[0, 1.1 * max((one.speed for one in configurations), default=1.0)], nice=True)
     base = alt.Chart().encode(
         x=alt.X("mib:Q", title="peak memory, MiB (logarithmic)", scale=scale_x, axis=axis_x),
-        y=alt.Y("speed:Q", title="tokens per second", scale=scale_y),
+        y=alt.Y("speed:Q", title=findings.unit.replace("/s", " per second"), scale=scale_y),
         **ABOUT,
     )
     points = base.transform_filter(is_shown).encode(**marks)
