@@ -76,11 +76,18 @@ def test_a_kind_whose_package_is_not_installed_is_not_counted_among_those_that_d
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.techniques.adapter.find_spec", lambda name: None)
-    done = project.here("finetune", {"model": "gpt2-nano", "gpu": "cpu", "budget": "1GiB", "effective_batch_size": "4"})
+    settings = {"model": "gpt2-nano", "gpu": "cpu", "budget": "1GiB", "effective_batch_size": "4", "install": "true"}
+    done = project.here("finetune", settings)
     assert done.returncode == 0, done.stderr
     answer = " ".join(done.stdout.split())
     assert re.search(r"On .+ 1 of 1 kinds fit: full \(", answer)
     assert "Not planned: lora (adapter=lora needs the package peft, which is not installed; install it" in answer
+
+
+@pytest.mark.parametrize("name", ["longest", "install"])
+def test_what_is_no_yes_or_no_is_refused(project: Project, name: str) -> None:
+    done = project.here("finetune", {"model": "gpt2-nano", "gpu": "cpu", name: "perhaps"})
+    assert done.returncode == 2 and f"{name} must be a valid boolean, unable to interpret input, and is 'perhaps'" in " ".join(done.stderr.split())
 
 
 @pytest.mark.slow

@@ -168,6 +168,7 @@ class FinetuneOptions(_SearchedOptions, total=False):
 
     kind: str
     longest: bool
+    install: bool
 
 
 class ProfileOptions(RunOptions, total=False):

@@ -18,7 +18,7 @@ from pipeline.config.settings import MODELS, AllSettings
 from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
 from pipeline.jobs.comparison import run_comparison
-from pipeline.jobs.finetune_plan import plan_kinds
+from pipeline.jobs.finetune_plan import KindsOnCardsSettings, plan_kinds
 from pipeline.jobs.plan import log_plan, make_plan
 from pipeline.jobs.printing import say
 from pipeline.jobs.search import run_search
@@ -41,15 +41,11 @@ SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
 """The configuration that stands for a kind that has no plan."""
 
 
-class FinetuneSettings(SearchSettings):
+class FinetuneSettings(KindsOnCardsSettings, SearchSettings):
     """The settings that `finetune` adds to those of a run."""
 
     kind: str = AUTO_KIND
     """The kind of fine-tuning to search: one of those in finetune.yaml; auto: the first that fits the budget."""
-    gpu: str | None = None
-    """Cards, as of plan, to say which kinds fit them and how fast; nothing is trained then."""
-    longest: bool = False
-    """With gpu: whether the longest sequences that each kind can train are found as well, which takes longer."""
 
 
 class ComparedSettings(Settings):

@@ -8,32 +8,49 @@ from rich.console import Console
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
+from pipeline.base.settings import Settings
 from pipeline.config.experiment import make_experiment
-from pipeline.config.given import dotted, merged, nested
+from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.jobs.plan import AUTO_LENGTH, LENGTH, make_plan
 from pipeline.jobs.plan_settings import budget_bytes_on, targets
 from pipeline.planning.plan import CardPlan, PlanFindings
 from pipeline.report.command import command_line
 
-Settings = Mapping[str, Any]
-LEANEST: Settings = {"micro_batch_size": 1, "checkpointing": "every_layer", "loss_kernel": "chunked"}
+Values = Mapping[str, Any]
+LEANEST: Values = {"micro_batch_size": 1, "checkpointing": "every_layer", "loss_kernel": "chunked"}
 """Of each dimension the value that needs the least memory."""
 
 
-def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings, given: Settings) -> PlanFindings:
+class KindsOnCardsSettings(Settings):
+    """The settings of `finetune` on cards."""
+
+    gpu: str | None = None
+    """Cards, as of plan, to say which kinds fit them and how fast; nothing is trained then."""
+    longest: bool = False
+    """With gpu: whether the longest sequences that each kind can train are found as well, which takes longer."""
+    install: bool = False
+    """With gpu: whether torch's CUDA build may be fetched (0.7 GB) for simulated cards."""
+
+
+OF_CARDS = tuple(KindsOnCardsSettings.model_fields)
+"""Names of these settings, which runs do not have."""
+
+
+def plan_kinds(kinds: Mapping[str, Values], space: Values, shared: Values, given: Values) -> PlanFindings:
     """Return the plan of each kind on the cards `gpu`.
 
     Raises:
         InvalidInputError: a setting or a card is wrong, or no kind can be planned.
 
     """
-    gpu, is_longest_wanted = str(given["gpu"]), str(given.get("longest", "false")).lower() == "true"
+    own = validate(KindsOnCardsSettings, {name: one for name, one in given.items() if name in OF_CARDS}, "finetune")
+    gpu = str(own.gpu)
     plans: dict[str, PlanFindings] = {}
     reasons: dict[str, str] = {}
     unsupported: dict[str, str] = {}
     with progress(f"planning {len(kinds)} kinds of fine-tuning", len(kinds)) as advance:
         for name, settings in kinds.items():
-            values = {**merged(shared, nested(settings)), "gpu": gpu}
+            values = {**merged(shared, nested(settings)), "gpu": gpu, "install": own.install}
             try:
                 if reason := _unsupported(values):
                     unsupported[name] = reason
@@ -42,7 +59,7 @@ def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings,
             except InvalidInputError as error:
                 reasons[name] = str(error)
             else:
-                if name in plans and is_longest_wanted:
+                if name in plans and own.longest:
                     plans[name] = _with_longest(plans[name], values)
             advance(1, f"last: {name}")
     if not plans:
@@ -79,19 +96,19 @@ def plan_kinds(kinds: Mapping[str, Settings], space: Settings, shared: Settings,
     )
 
 
-def _unsupported(values: Settings) -> str | None:
+def _unsupported(values: Values) -> str | None:
     """Return why no card can train a kind of fine-tuning, such as a package that is not installed; None if one can."""
     experiment = make_experiment({**_of_run(values), "device": "cpu", "micro_batch_size": 1}, "finetune")
     reasons = [experiment.unsupported(target) for target in targets(str(values["gpu"]))]
     return reasons[0] if all(reasons) else None
 
 
-def _of_run(values: Settings) -> dict[str, Any]:
+def _of_run(values: Values) -> dict[str, Any]:
     """Return the settings of a run among those of a plan."""
-    return {name: value for name, value in values.items() if name not in ("gpu", "space", "budget")}
+    return {name: value for name, value in values.items() if name not in (*OF_CARDS, "space", "budget")}
 
 
-def _plan(values: Settings, space: Settings) -> PlanFindings:
+def _plan(values: Values, space: Values) -> PlanFindings:
     """Return the plan of a kind: of its leanest configurations and, if one of them fits a card, of the others.
 
     The others have the number format that is expected to be the fastest of the leanest ones.
@@ -107,7 +124,7 @@ def _plan(values: Settings, space: Settings) -> PlanFindings:
     return make_plan({**values, "space": others}, Console(quiet=True))
 
 
-def _with_longest(plan: PlanFindings, values: Settings) -> PlanFindings:
+def _with_longest(plan: PlanFindings, values: Values) -> PlanFindings:
     """Return the plan of a kind with the longest sequences on each card, of the configurations with the least peaks."""
     least = [min(card.rows, key=lambda row: row.peak_bytes).choice for card in plan.cards if card.recommended]
     if not least:
@@ -121,10 +138,10 @@ def _with_longest(plan: PlanFindings, values: Settings) -> PlanFindings:
     return replace(plan, cards=tuple(cards))
 
 
-def _command(cards: list[CardPlan], given: Settings) -> str | None:
+def _command(cards: list[CardPlan], given: Values) -> str | None:
     """Return the command that searches, on a machine with the card, the first kind that fits; None if none does."""
     kind = next((card.kind for card in cards if card.recommended is not None), None)
     if kind is None:
         return None
-    of_search = {name: value for name, value in given.items() if name not in ("gpu", "longest")}
+    of_search = {name: value for name, value in given.items() if name not in OF_CARDS}
     return command_line("finetune", {**dict(dotted(of_search)), "kind": kind})
