@@ -87,7 +87,11 @@ def test_a_kind_whose_package_is_not_installed_is_not_counted_among_those_that_d
 @pytest.mark.parametrize("name", ["longest", "install"])
 def test_what_is_no_yes_or_no_is_refused(project: Project, name: str) -> None:
     done = project.here("finetune", {"model": "gpt2-nano", "gpu": "cpu", name: "perhaps"})
-    assert done.returncode == 2 and f"{name} must be a valid boolean, unable to interpret input, and is 'perhaps'" in " ".join(done.stderr.split())
+    assert (
+        done.returncode == 2
+        and f"{name} must be a valid boolean, unable to interpret input, and is 'perhaps'"
+        in " ".join(done.stderr.split())
+    )
 
 
 @pytest.mark.slow
