@@ -1,7 +1,8 @@
 """The configurations that may be the fastest within a budget, simulated in the order of their expected speed.
 
 Each round simulates those that are expected to be the fastest of what may fit (expectation.py), until all others are
-expected to be slower than the best one found. N counts configurations.
+expected to be slower than the best one found. Expectations err where values act on each other: then those that differ
+from the best one in one value follow, unless they are expected to be far off. N counts configurations.
 """
 
 import math
@@ -9,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
@@ -22,12 +24,15 @@ from pipeline.prediction.prediction import Prediction
 
 FEWEST = 48
 """Configurations that are all simulated, where there are no more."""
-ROUND_PER_CORE = 4
+ROUND_PER_CORE = 1
 """Configurations of a round for each core."""
 MAY_FIT = 1.15
 """Expected share of the budget up to which a configuration is simulated: expectations err."""
-NUM_FRUITLESS_ROUNDS = 3
-"""Rounds of the smallest expected peaks after which nothing is taken to fit."""
+MAY_FIT_BESIDE, MAY_BE_FASTER_BESIDE = 2.0, 1.5
+"""The same of one that differs in one value from the best, and its expected share of the best one's time.
+"""
+NUM_FRUITLESS = 24
+"""Configurations, the last of them with the smallest expected peaks, after which those beside the leanest follow."""
 Outcome = Prediction | InvalidInputError
 
 
@@ -37,19 +42,17 @@ def predict_promising(
     target: Hardware,
     budget_bytes: int,
     prior: CostPrior,
-    slower: float = 0.0,
 ) -> Generator[tuple[int, Outcome], None, None]:
     """Yield the number of a configuration and its prediction, or why it has none, until the fastest one is known.
 
-    Those go on to be predicted that are expected to take up to `slower` more time than the fastest, as a share of it.
     Of a small space all are predicted.
     """
     if len(experiments) <= FEWEST:
         yield from predict_each(experiments, target, budget_bytes=budget_bytes)
         return
     known: dict[int, Outcome] = {}
-    space = _Space(experiments, choices, budget_bytes, prior, slower)
-    wanted, num_fruitless = space.first(), 0
+    space = _Space(experiments, choices, budget_bytes, prior)
+    wanted = space.first()
     while wanted:
         with closing(
             predict_each([experiments[number] for number in wanted], target, budget_bytes=budget_bytes)
@@ -59,9 +62,7 @@ def predict_promising(
                 yield wanted[place], outcome
         if len(known) == len(experiments) or space.is_hopeless(known):
             return
-        fits = space.best(known) is not None
-        num_fruitless = 0 if fits else num_fruitless + 1
-        wanted = [] if num_fruitless > NUM_FRUITLESS_ROUNDS else space.next(known)
+        wanted = space.next(known)
 
 
 class _Space:
@@ -73,10 +74,9 @@ class _Space:
         choices: Sequence[Choice],
         budget_bytes: int,
         prior: CostPrior,
-        slower: float,
     ) -> None:
         self._experiments, self._choices = experiments, choices
-        self._budget_bytes, self._prior, self._slower = budget_bytes, prior, slower
+        self._budget_bytes, self._prior = budget_bytes, prior
         self._expectation = Expectation(choices, [one.micro_batch_size for one in experiments])
 
     def first(self) -> list[int]:
@@ -84,9 +84,14 @@ class _Space:
         return self._expectation.first()
 
     def best(self, known: Mapping[int, Outcome]) -> int | None:
-        """Return the number of the fastest configuration that fits; None if none of them does."""
-        fitting = [n for n, one in known.items() if isinstance(one, Prediction) and one.fits(self._budget_bytes)]
-        return min(fitting, key=lambda number: self._seconds(number, known), default=None)
+        """Return the number of the fastest configuration that fits, of several the leanest, else of the leanest."""
+        predictions = {number: one for number, one in known.items() if isinstance(one, Prediction)}
+
+        def order(number: int) -> tuple[bool, float, int]:
+            fits = predictions[number].fits(self._budget_bytes)
+            return (not fits, self._seconds(number, known) if fits else 0.0, predictions[number].smallest_budget_bytes)
+
+        return min(predictions, key=order, default=None)
 
     def is_hopeless(self, known: Mapping[int, Outcome]) -> bool:
         """Whether the parameters, which no value of a dimension changes, exceed the budget."""
@@ -98,18 +103,28 @@ class _Space:
         """Return the numbers of the configurations of the next round; none if the fastest one is known."""
         predictions = {number: one for number, one in known.items() if isinstance(one, Prediction)}
         left = np.array([n for n in range(len(self._choices)) if n not in known and not self._is_ruled_out(n, known)])
-        if not predictions or not len(left):
+        best, num_in_round = self.best(known), ROUND_PER_CORE * num_cores()
+        if best is None or not len(left):
             return []
         seconds = {number: math.log(self._seconds(number, known)) for number in predictions}
         peaks = {number: one.smallest_budget_bytes / self._budget_bytes for number, one in predictions.items()}
         seconds_N = np.exp(self._expectation.of_all(seconds))[left]
         peaks_N = self._expectation.of_all(peaks)[left]
-        best, num_in_round = self.best(known), ROUND_PER_CORE * num_cores()
-        if best is None:
-            return [int(number) for number in left[np.argsort(peaks_N)][:num_in_round]]
-        limit = (1 + self._slower) * self._seconds(best, known)
+        is_beside = self._is_beside(best, left)
+        if not predictions[best].fits(self._budget_bytes):
+            is_wanted = is_beside if len(known) >= NUM_FRUITLESS else np.full(len(left), True)
+            return [int(number) for number in left[is_wanted][np.argsort(peaks_N[is_wanted])][:num_in_round]]
+        limit = self._seconds(best, known)
         is_wanted = (peaks_N <= MAY_FIT) & (seconds_N < limit)
+        if not is_wanted.any():
+            is_wanted = is_beside & (peaks_N <= MAY_FIT_BESIDE) & (seconds_N < MAY_BE_FASTER_BESIDE * limit)
         return [int(number) for number in left[is_wanted][np.argsort(seconds_N[is_wanted])][:num_in_round]]
+
+    def _is_beside(self, number: int, others: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of the others differ from a configuration in one value."""
+        own = self._choices[number].items()
+        num_other = [sum(self._choices[other][name] != value for name, value in own) for other in others]
+        return np.array([num == 1 for num in num_other])
 
     def _seconds(self, number: int, known: Mapping[int, Outcome]) -> float:
         prediction = known[number]

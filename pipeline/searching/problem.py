@@ -24,7 +24,7 @@ from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
 from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
 from pipeline.planning.clipping import cost_of_clipping
-from pipeline.planning.promising import FEWEST, ROUND_PER_CORE
+from pipeline.planning.promising import FEWEST
 from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.summary import summary
 from pipeline.runtime.shape_check import check_shapes
@@ -38,6 +38,8 @@ from pipeline.training.typical_step import evaluation_note, lengths_note, typica
 CPU_BUDGET = "256MiB"
 SHARE_OF_FREE, BUDGET_STEP_MIB = 0.8, 512
 """The automatic budget of a GPU: this share of its free memory, rounded down to a multiple of the step."""
+PREDICTED_PER_CORE = 4
+"""Configurations that are predicted together for each core: a prediction takes a second or less."""
 NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit", "accumulation_steps")
 """Settings that do not affect a measurement, or follow from others."""
 
@@ -67,8 +69,8 @@ class SearchProblem(Problem):
 
     @property
     def num_predicted_at_once(self) -> int:
-        """Several for each core: a prediction takes a second or less."""
-        return ROUND_PER_CORE * num_cores()
+        """PREDICTED_PER_CORE for each core."""
+        return PREDICTED_PER_CORE * num_cores()
 
     @property
     def num_predicted_first(self) -> int:
