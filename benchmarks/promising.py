@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
         "effective_batch_size": 16,
         "sequence_length": 512,
     },
+    "smollm2-135m on t4": {"gpu": "t4", "model": "smollm2-135m", "effective_batch_size": 32, "sequence_length": 512},
 }
 SHARES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 """How many of the configurations fit the budget."""

@@ -1,8 +1,9 @@
 """The configurations that may be the fastest within a budget, simulated in the order of their expected speed.
 
 Each round simulates those that are expected to be the fastest of what may fit (expectation.py), until all others are
-expected to be slower than the best one found. Expectations err where values act on each other: then those that differ
-from the best one in one value follow, unless they are expected to be far off. N counts configurations.
+expected to be slower than the best one found; as long as none fits, the leanest. Expectations err where values act on
+each other: last come those that differ from the best one in one value, unless they are expected to be far off.
+N counts configurations.
 """
 
 import math
@@ -29,10 +30,9 @@ ROUND_PER_CORE = 1
 MAY_FIT = 1.15
 """Expected share of the budget up to which a configuration is simulated: expectations err."""
 MAY_FIT_BESIDE, MAY_BE_FASTER_BESIDE = 2.0, 1.5
-"""The same of one that differs in one value from the best, and its expected share of the best one's time.
-"""
-NUM_FRUITLESS = 24
-"""Configurations, the last of them with the smallest expected peaks, after which those beside the leanest follow."""
+"""The same of one that differs in one value from the best, and its expected share of the best one's time."""
+NUM_FRUITLESS = 20
+"""Configurations, the last of them expected to be the leanest, after which only those beside the leanest follow."""
 Outcome = Prediction | InvalidInputError
 
 
@@ -110,15 +110,29 @@ class _Space:
         peaks = {number: one.smallest_budget_bytes / self._budget_bytes for number, one in predictions.items()}
         seconds_N = np.exp(self._expectation.of_all(seconds))[left]
         peaks_N = self._expectation.of_all(peaks)[left]
-        is_beside = self._is_beside(best, left)
         if not predictions[best].fits(self._budget_bytes):
-            is_wanted = is_beside if len(known) >= NUM_FRUITLESS else np.full(len(left), True)
+            is_wanted = np.full(len(left), True) if len(known) < NUM_FRUITLESS else self._is_beside_leanest(known, left)
             return [int(number) for number in left[is_wanted][np.argsort(peaks_N[is_wanted])][:num_in_round]]
         limit = self._seconds(best, known)
         is_wanted = (peaks_N <= MAY_FIT) & (seconds_N < limit)
         if not is_wanted.any():
-            is_wanted = is_beside & (peaks_N <= MAY_FIT_BESIDE) & (seconds_N < MAY_BE_FASTER_BESIDE * limit)
+            is_wanted = (
+                self._is_beside(best, left) & (peaks_N <= MAY_FIT_BESIDE) & (seconds_N < MAY_BE_FASTER_BESIDE * limit)
+            )
         return [int(number) for number in left[is_wanted][np.argsort(seconds_N[is_wanted])][:num_in_round]]
+
+    def _is_beside_leanest(self, known: Mapping[int, Outcome], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of the others differ in one value from the leanest with accumulation, or from that without.
+
+        What makes the one lean does not the other: without accumulation no gradients wait for the next micro-batch.
+        """
+        is_wanted = np.full(len(others), False)
+        for accumulates in (False, True):
+            same = {n: one for n, one in known.items() if (self._experiments[n].accumulation_steps > 1) == accumulates}
+            leanest = self.best(same)
+            if leanest is not None:
+                is_wanted |= self._is_beside(leanest, others)
+        return is_wanted
 
     def _is_beside(self, number: int, others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of the others differ from a configuration in one value."""
@@ -133,9 +147,12 @@ class _Space:
         return estimated(prediction, num_passes, self._prior).seconds / prediction.num_tokens
 
     def _is_ruled_out(self, number: int, known: Mapping[int, Outcome]) -> bool:
-        """Whether the same configuration with a smaller micro-batch does not fit."""
+        """Whether the same configuration with a smaller micro-batch does not fit, and both accumulate gradients.
+
+        Without accumulation no gradients wait for the next micro-batch while a forward pass makes its activations.
+        """
         choice, size = self._choices[number], self._experiments[number].micro_batch_size
-        return any(
+        return self._experiments[number].accumulation_steps > 1 and any(
             isinstance(one, Prediction)
             and one.micro_batch_size < size
             and not one.fits(self._budget_bytes)
