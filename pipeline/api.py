@@ -264,6 +264,10 @@ def simulate(
             "simulate takes a command, or a function, or a model with its inputs and optimizer, and is given "
             f"{', '.join(given) or 'none of them'}; give one of the three"
         )
+    if function is not None and not callable(function):
+        raise InvalidInputError(
+            f"the first argument of simulate is a function, and is {function!r}; give a command by name: command=..."
+        )
     with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
         called: str | None = None
         if command is None:

@@ -21,7 +21,7 @@ from pipeline.report.configurations import MEASURED, PREDICTED, REFUSED, configu
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.page import Source, sentence, to_html
 from pipeline.report.plot import mib_text
-from pipeline.searching.certificate import NOT_TRIED, UNFIT, Certificate, Unmeasured
+from pipeline.searching.certificate import FAILING, NOT_TRIED, UNFIT, Certificate, Unmeasured
 from pipeline.searching.results import SearchFindings, Verification
 from pipeline.searching.trials import Trial, label
 
@@ -108,6 +108,22 @@ def search_findings() -> SearchFindings:
         environment={"torch": "2"},
         seconds={"predicting": 2.0, "trials": 3.0, "verification": 1.0, "overhead": 0.5},
     )
+
+
+def test_an_answer_says_what_failed_and_what_its_memory_is_of() -> None:
+    found = search_findings()
+    assert found.certificate is not None
+    crashed = replace(found.rows[1], outcome="crashed", detail="Traceback\nValueError: no bf16 here.", fits=False)
+    cause = f"precision={crashed.choice['precision']}"
+    failing = [replace(one, reason=FAILING, cause=cause) for one in found.certificate.unmeasured[:5]]
+    certificate = replace(found.certificate, num_failed=1, unmeasured=tuple(failing))
+    rows = (found.rows[0], crashed, found.rows[2])
+    of_card = {"settings": {**found.settings, "gpu": "Tesla T4"}, "environment": {"device_name": "AMD EPYC"}}
+    answer = report_of(replace(found, rows=rows, certificate=certificate, **of_card)).answer
+    assert "(2 of " in answer and f"2 measured, 1 failed, 5 with a value that fails ({cause})" in answer
+    assert f"{cause} failed on this machine with ValueError: no bf16 here: whether" in answer
+    assert "Memory is that of a simulated Tesla T4, times are of AMD EPYC." in answer
+    assert "simulated" not in report_of(found).answer and "failed" not in report_of(found).answer
 
 
 def plan_findings() -> PlanFindings:
@@ -233,9 +249,7 @@ def test_a_search_answers_for_another_budget(shown: Shown) -> None:
     assert own.startswith("At 100.0 MiB: measured, micro-batch 8, checkpointing none, precision bf16: 96.8 MiB")
     assert rings(page) == 1
     less = move(page, 50)
-    assert less.startswith(
-        "At 50 MiB: nothing that was measured fits. Predicted to be faster, not measured: micro-batch"
-    )
+    assert less.startswith("At 50 MiB: nothing that was measured fits. Predicted to fit, not measured: micro-batch")
     assert rings(page) == 1
     more = move(page, 180)
     assert "measured, micro-batch 8" in more

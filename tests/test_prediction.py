@@ -85,6 +85,13 @@ def test_a_prediction_equals_the_peak_of_the_allocator(settings: dict[str, Any])
     assert prediction.peak_allocated_bytes == pytest.approx(measured(experiment), rel=0.015)
 
 
+def test_what_products_in_bfloat16_copy_counts_in_a_small_model() -> None:
+    levers = {"checkpointing": "every_layer", "loss_kernel": "chunked", "gelu": "fused", "attention": "eager"}
+    shape = {"causal_lm__width": 128, "causal_lm__num_layers": 4, "sequence_length": 64, "vocabulary_size": 4096}
+    experiment = tiny(micro_batch_size=16, precision="bf16", eval_steps=0, **levers, **shape)
+    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=0.001)
+
+
 EXPERTS: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 96, "num_experts": 6},

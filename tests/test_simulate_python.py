@@ -79,6 +79,13 @@ def test_a_function_needs_what_the_command_needs_that_calls_it(module: Any, tmp_
 
 
 @needs_cuda_build
+def test_a_training_that_fails_at_once_is_shown_all_the_same(module: Any) -> None:
+    found = simulate(command=[str(CUDA_PYTHON), "-c", "raise SystemExit('no such corpus')"], gpu="t4")
+    assert found.verdict == "no verdict" and found.to_frame().empty
+    assert "no rows in to_frame()" in repr(found) and "no verdict" in found._repr_html_().lower()
+
+
+@needs_cuda_build
 def test_a_model_on_the_device_meta_is_trained_for_three_steps_with_its_tied_weights(module: Any) -> None:
     with torch.device("meta"):
         model = module.Tied()
@@ -116,9 +123,10 @@ def test_the_three_steps_take_a_module_or_what_makes_it(
         ([], {"model": nn.Linear(1, 1), "inputs": torch.ones(1)}, "is given model, inputs; give one of the three"),
         ([lambda: None], {}, "<lambda> has none; write it into a file"),
         ([torch.save, threading.Lock()], {}, "or an argument is not .*; write it into a file"),
+        ([["python", "train.py"]], {}, r"is a function, and is \['python', 'train.py'\]; give a command by name"),
         ([torch.save], {"steeps": 3}, "no setting is called steeps; did you mean steps"),
     ],
-    ids=["nothing", "two", "no optimizer", "a lambda", "a lock", "a typo"],
+    ids=["nothing", "two", "no optimizer", "a lambda", "a lock", "a command", "a typo"],
 )
 def test_wrong_input_raises(given: list[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):

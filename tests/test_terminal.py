@@ -4,6 +4,7 @@ import io
 import re
 import time
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -50,6 +51,17 @@ def test_long_work_is_said_where_there_is_no_terminal(monkeypatch: pytest.Monkey
     assert first == "predicting 8 configurations ..."
     assert second == "predicting 8 configurations: 25% done, about"
     assert re.fullmatch(r"\d s left", third)
+
+
+@pytest.mark.quick
+def test_a_notebook_without_widgets_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.jobs.progress_bar.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.jobs.progress_bar.SECONDS_WITHOUT", 0.0)
+    console = Console(file=(out := io.StringIO()))
+    notebook = Mock(wraps=console, is_jupyter=True, is_terminal=False, width=console.width)
+    with listening(ProgressBar(notebook)), progress("predicting"):
+        time.sleep(1.5)
+    assert out.getvalue() == "predicting ...\n"
 
 
 @pytest.mark.quick

@@ -1,8 +1,12 @@
-"""Shows how far long work is: bars of a terminal, and lines on the whole of it where the output is no terminal."""
+"""Shows how far long work is: bars of a terminal, and lines on the whole of it where the output is no terminal.
+
+A notebook has bars with ipywidgets, without which rich would warn at each of them, and lines else.
+"""
 
 import threading
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -63,7 +67,7 @@ class ProgressBar(Listener):
 
     @property
     def _has_bars(self) -> bool:
-        return self._console.is_terminal or self._console.is_jupyter
+        return self._console.is_terminal or (self._console.is_jupyter and find_spec("ipywidgets") is not None)
 
     def started(self, text: str, total: int) -> None:
         """Begin a piece of work."""

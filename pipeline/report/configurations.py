@@ -174,7 +174,7 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
         **ABOUT,
     )
     points = base.transform_filter(is_shown).encode(**marks)
-    over = alt.expr("datum.mib > budget ? 0.35 : 1")
+    over = alt.expr("datum.mib > budget ? 0.6 : 1")
     edge = alt.Chart(data([{}]))
     chart = layered(
         edge.mark_rect(color=WARNING, opacity=0.08).encode(

@@ -87,7 +87,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     ]
     budget_mib, most_mib = card.budget_bytes / MIB, math.ceil(1.1 * most_bytes / MIB)
     step = 1 if most_mib > NUM_STEPS else 0.1
-    more = f" (all fit more than {most_mib:,})" if budget_mib > most_mib else ""
+    more = f" (all fit from {math.ceil(most_bytes / MIB):,})" if budget_mib > most_mib else ""
     bound = alt.param(
         name="budget",
         value=round(budget_mib, 2),  # which may be beyond the end of the range: colours are shares of it

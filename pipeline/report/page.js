@@ -76,7 +76,7 @@ const whatIf = (view, output) => {
     const faster = predicted && (!measured || predicted.speed > measured.speed) ? predicted : null;
     const start = predicted ? `start with ${about(predicted)}.` : "nothing that was predicted fits.";
     const found = measured ? `measured, ${about(measured)}.` : "nothing that was measured fits.";
-    const better = faster ? ` Predicted to be faster, not measured: ${about(faster)}.` : "";
+    const better = faster ? ` Predicted to ${measured ? "be faster" : "fit"}, not measured: ${about(faster)}.` : "";
     output.textContent = together(`At ${number(budget, 1)} MiB: `) + (isPlan ? start : found + better);
     view.signal("marked", [measured, faster].filter(Boolean).map(line => line.id)).runAsync();
   });

@@ -353,7 +353,7 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
     lines, shown = [], columns(card.recommended.choice for card in cards if card.recommended is not None)
     for card in cards:
         best = card.recommended
-        line: dict[str, Any] = {"card": card.card, "GiB": card.budget_bytes / 2**30}
+        line: dict[str, Any] = {"card": card.card, "budget GiB": card.budget_bytes / 2**30}
         if card.kind is not None:
             line["kind"] = card.kind
         if card.effective_batch_size is not None:
@@ -372,12 +372,12 @@ def _cards_table(cards: Sequence[CardPlan]) -> Table:
         if card.longest_length is not None:
             line["longest sequence"] = card.longest_length
         lines.append(line)
-    forms: dict[str, Form] = {"GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
+    forms: dict[str, Form] = {"budget GiB": "{:,.1f}", "predicted MiB": "{:,.0f}", "headroom MiB": "{:,.0f}"}
     forms |= {"seconds per step": short, "tokens/s": "{:,.0f}", "tokens/s a GPU": "{:,.0f}", PRICE: "{:,.2f}"}
     return Table.of(
         "cards",
         "where to start on each card",
         lines,
         forms=forms,
-        expendable=("headroom MiB", "GiB", "seconds per step", "accumulation"),
+        expendable=("headroom MiB", "budget GiB", "seconds per step", "accumulation"),
     )

@@ -1,5 +1,6 @@
 """The report of a search: answer, trials, plots, verification, and the configurations that were not measured."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,18 @@ from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import mib_text
 from pipeline.report.table import Form, Table, file_alone
 from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_plot
-from pipeline.searching.certificate import NOT_PREDICTED, REPEATED_GAPS, Certificate
+from pipeline.searching.certificate import FAILING, NOT_PREDICTED, REPEATED_GAPS, Certificate
 from pipeline.searching.results import OWN_COMMAND, SearchFindings, Verification
-from pipeline.searching.trials import Trial, columns, label, one_per_configuration, pareto_front, speed_number
+from pipeline.searching.trials import (
+    FAILED,
+    Trial,
+    columns,
+    label,
+    one_per_configuration,
+    pareto_front,
+    speed_number,
+    speeds,
+)
 from pipeline.training.metrics import limited_peak_mib
 
 NEVER_RUN, RUNS = "never_run", "trials"
@@ -37,7 +47,7 @@ def answer(findings: SearchFindings) -> str:
     """Return the fastest configuration that fits, its memory and speed, and how it compares with the baseline."""
     rows, budget, effective = findings.rows, findings.budget_bytes, findings.effective_batch_size
     best = findings.best
-    space = f"{len(one_per_configuration(rows))} of {findings.num_configurations} configurations measured"
+    space = f"{_num_measured(findings)} of {findings.num_configurations} configurations measured"
     if best is None:
         peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None and row.tokens_per_second is not None]
         if peaks and min(peaks) <= budget:
@@ -56,7 +66,7 @@ def answer(findings: SearchFindings) -> str:
     if findings.shows_front:
         text += f". Pareto front: {'; '.join(_on_front(row, findings) for row in pareto_front(findings.runs))}"
     check = "" if findings.verification is None else f" {findings.verification.verdict}."
-    return f"{text} ({space}).{_proof(findings)}{_noise(findings)}{check}"
+    return f"{text} ({space}).{_about(findings)}{check}"
 
 
 def _lead(findings: SearchFindings) -> str | None:
@@ -65,7 +75,40 @@ def _lead(findings: SearchFindings) -> str | None:
     if best is None or findings.shows_front:
         return None
     check = "" if verification is None or verification.same_training else f" {verification.verdict}."
-    return f"Train with {label(best.choice)}.{_proof(findings)}{_noise(findings)}{check}"
+    return f"Train with {label(best.choice)}.{_about(findings)}{check}"
+
+
+def _num_measured(findings: SearchFindings) -> int:
+    return sum(row.outcome not in FAILED for row in one_per_configuration(findings.rows))
+
+
+def _about(findings: SearchFindings) -> str:
+    """Return what the memory and the times are of, how sure the answer is, and what failed, as sentences."""
+    return f"{_where(findings)}{_proof(findings)}{_failing(findings)}{_noise(findings)}"
+
+
+def _where(findings: SearchFindings) -> str:
+    """Return what the memory and the times of a command are of, if these are not one device."""
+    card, device = findings.settings.get("gpu"), findings.environment.get("device_name")
+    if card is None or card == device:
+        return ""
+    return f" Memory is that of a simulated {card}, times are of {device}."
+
+
+def _failing(findings: SearchFindings) -> str:
+    """Return the error with which each failing value failed on this device, a sentence each."""
+    unmeasured = () if findings.certificate is None else findings.certificate.unmeasured
+    sentences = []
+    for cause in dict.fromkeys(one.cause for one in unmeasured if one.reason == FAILING and one.cause):
+        failed = (row for row in findings.rows if row.outcome in FAILED and _has(row.choice, cause))
+        error = next((row.detail.splitlines()[-1] for row in failed if row.detail), None)
+        said = "failed" if error is None else f"failed on this machine with {error.rstrip('.')}"
+        sentences.append(f" {cause} {said}: whether it would be faster elsewhere is not known.")
+    return "".join(sentences)
+
+
+def _has(choice: Mapping[str, Any], value: str) -> bool:
+    return value in (f"{name}={setting(own)}" for name, own in choice.items())
 
 
 def _proof(findings: SearchFindings) -> str:
@@ -137,7 +180,8 @@ def _elsewhere(findings: SearchFindings) -> str:
     """Return the command that says what of the answer's training fits another card."""
     if findings.command == OWN_COMMAND:
         return "fitproof plan --config best.yaml --gpu t4 --budget none"
-    return f"fitproof simulate --gpu t4 -- {findings.command}"
+    other = "rtx4090" if "T4" in str(findings.settings.get("gpu")) else "t4"
+    return f"fitproof simulate --gpu {other} -- {findings.command}"
 
 
 def _varied(findings: SearchFindings) -> set[str]:
@@ -161,7 +205,7 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         Headline(
             title="the fastest that fits",
             value=label(best.choice),
-            detail=f"of {len(one_per_configuration(findings.rows)):,} measured configurations, "
+            detail=f"of {_num_measured(findings):,} measured configurations, "
             f"{findings.num_configurations:,} in all; to copy: the searched settings, as YAML",
             copied="\n".join(f"{name}: {setting(value)}" for name, value in best.choice.items()),
         ),
@@ -190,10 +234,10 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
 
 def _range(findings: SearchFindings, best: Trial) -> str:
     """Return between which speeds the runs of the answer lie, after another clause; empty if they are alike."""
-    found = findings.speed_range(best.choice)
-    if found is None or found[1] / found[0] - 1 < NOISY:
+    found = speeds(best.choice, filter(findings.is_counted, findings.runs))
+    if not found or max(found) / min(found) - 1 < NOISY:
         return ""
-    slowest, fastest = (speed_number(speed, findings.unit) for speed in found)
+    slowest, fastest = (speed_number(speed, findings.unit) for speed in (min(found), max(found)))
     return f"; the answer's runs: {slowest} to {fastest}"
 
 

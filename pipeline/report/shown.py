@@ -41,22 +41,26 @@ class Shown:
         return self._report.lead or self._report.answer
 
     def to_frame(self) -> "pd.DataFrame":
-        """Return the table of the answer: a row for each configuration, card, trial or process."""
-        return self._table.frame
+        """Return the table of the answer: a row for each configuration, card, trial or process; none if it has none."""
+        import pandas as pd
+
+        return pd.DataFrame() if self._table is None else self._table.frame
 
     def __repr__(self) -> str:
         """Return three lines: the question, the answer, and what to go on with."""
-        rest = f"{len(self._table.frame)} rows in to_frame(): {self._table.title}"
+        table = self._table
+        rest = "no rows in to_frame()" if table is None else f"{len(table.frame)} rows in to_frame(): {table.title}"
         answer = textwrap.shorten(self.answer, CHARACTERS, placeholder=" ...")
         return f"{self._report.question}\n{answer}\n{rest}"
 
     def _repr_html_(self) -> str:
         """Return the answer and its table for a notebook."""
-        table = self._table
+        answer, table = f"<p><b>{escape(self.answer)}</b></p>", self._table
+        if table is None:
+            return answer
         below = escape(table.note or "")
         return (
-            f"<p><b>{escape(self.answer)}</b></p>"
-            f"{table.first(NUM_ROWS).to_html(index=False, border=0)}"
+            f"{answer}{table.first(NUM_ROWS).to_html(index=False, border=0)}"
             f"<p>{below} {len(table.frame)} rows in to_frame().</p>"
         )
 
@@ -66,9 +70,9 @@ class Shown:
         return report_of(findings)
 
     @property
-    def _table(self) -> Table:
+    def _table(self) -> Table | None:
         tables = self._report.tables
-        return next((table for table in tables if table.name == self.table), tables[0])
+        return next((table for table in tables if table.name == self.table), next(iter(tables), None))
 
 
 class Plan(Shown, PlanFindings):

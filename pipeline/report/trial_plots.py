@@ -81,7 +81,7 @@ def over_time_plot(findings: SearchFindings) -> Plot:
         )
         layers.append(at.mark_rule(color=colour(2), strokeDash=[6, 3]).encode(y="speed:Q", **ABOUT))
     chart = layered(*layers, data=data(lines))
-    title = "trials as they came (line: the fastest so far that fits; dashed: the answer by all of its runs)"
+    title = "trials as they came (line: the fastest that fits by the runs so far; dashed: the answer by all its runs)"
     return Panel(title=title, chart=chart).alone("trials_over_time")
 
 

@@ -78,11 +78,14 @@ class Certificate:
     """Whether that is small enough for a bound."""
     num_configurations: int
     num_measured: int
+    """Those that were run, whether or not a run told their time or memory."""
     unmeasured: tuple[Unmeasured, ...]
     seconds_measured: float
     """Device time of all trials, from the start of each process to its end."""
     seconds_of_brute_force: float | None
     """Estimated device time of measuring the whole space, each configuration as long as the median trial."""
+    num_failed: int = 0
+    """How many of those that were run failed for another reason than memory."""
     is_of_front: bool = False
     """Whether each configuration is compared with those that need no more memory (objectives=pareto)."""
     noise: float | None = None
@@ -101,7 +104,8 @@ class Certificate:
     @property
     def summary(self) -> str:
         """The bound and the counts in one sentence."""
-        summary = f"{self.num_measured} measured{self._why_not_measured}"
+        failed = f", {self.num_failed} failed" if self.num_failed else ""
+        summary = f"{self.num_measured - self.num_failed} measured{failed}{self._why_not_measured}"
         if not self.is_adequate:
             return (
                 f"No bound: the time model misses the measured times by {100 * self.residual_rms:.0f} %, so Optuna's "

@@ -24,7 +24,7 @@ from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import choose, next_baseline
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import Proposal, StoredStudy
-from pipeline.searching.trials import Trial, one_per_configuration
+from pipeline.searching.trials import FAILED, Trial, one_per_configuration
 
 
 class Proposer(Protocol):
@@ -146,6 +146,7 @@ class PredictiveProposer:
             is_adequate=acquisition.is_adequate,
             num_configurations=len(self._sampler.candidates),
             num_measured=len(measured),
+            num_failed=sum(row.outcome in FAILED for row in counting),
             unmeasured=tuple(unmeasured),
             seconds_measured=_seconds_of(rows),
             seconds_of_brute_force=_brute_force(counting, unmeasured),

@@ -22,6 +22,8 @@ FEW_DIMENSIONS = 4
 """Dimensions that are all shown, whether or not their values differ."""
 TOO_LARGE = (Outcome.OUT_OF_MEMORY, Outcome.OVER_BUDGET)
 """Outcomes of a configuration that does not fit."""
+FAILED = (Outcome.CRASHED, Outcome.DIVERGED, Outcome.TIMED_OUT)
+"""Outcomes that tell neither the memory nor the time of a configuration."""
 ALWAYS = ("micro_batch_size", "sequence_length")
 """Dimensions that are shown even where they have their default."""
 

@@ -16,6 +16,10 @@ ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 3,
 }
 """Attention in one kernel, with the number of its results."""
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+"""Matrix products, for which oneDNN copies blocks of bfloat16 factors."""
+LARGEST_PRODUCT = 2**29
+"""Multiplications of the largest product that is measured: of a larger one the copies are no more than 3 MiB."""
 LONGEST = 1024
 """Queries and keys of attention from which on its buffers, which are of blocks of them, do not grow."""
 
@@ -26,9 +30,20 @@ def cpu_buffers(operator: Any, args: tuple[Any, ...]) -> Inside:
         return _squared_errors(args)
     if operator in ATTENTION:
         return _blocks(operator, args)
-    if operator in MEASURED:
+    if operator in MEASURED or (operator in PRODUCTS and _is_small_product(args)):
         return measured_buffers(operator, args)
     return _converted(args) if operator is aten.add_.Tensor else NOTHING
+
+
+def _is_small_product(args: tuple[Any, ...]) -> bool:
+    """Return whether oneDNN computes a product, and its copies may count beside what the training holds.
+
+    The source is use_mkldnn_bf16_matmul in aten/src/ATen/native/mkldnn/Matmul.cpp.
+    """
+    first, second = [arg for arg in args if isinstance(arg, Tensor)][-2:]
+    if first.dtype is not torch.bfloat16 or first.numel() * second.shape[-1] > LARGEST_PRODUCT:
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _squared_errors(args: tuple[Any, ...]) -> Inside:
