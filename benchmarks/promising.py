@@ -93,7 +93,7 @@ def made(name: str) -> Row:
     case, share = NAMES[name]
     whole, known = whole_space(case)
     peaks = sorted(row.peak_bytes for row in whole.rows)
-    budget_mib = -(-peaks[max(0, int(share * len(peaks)) - 1)] // MIB)
+    budget_mib = -(-min(peaks[max(0, int(share * len(peaks)) - 1)], whole.budget_bytes) // MIB)
     with remembered(known):
         everything = planned(**CASES[case], budget=f"{budget_mib}MiB", all=True)
         asked = planned(**CASES[case], budget=f"{budget_mib}MiB")
