@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -118,7 +119,8 @@ def test_an_answer_says_what_failed_and_what_its_memory_is_of() -> None:
     failing = [replace(one, reason=FAILING, cause=cause) for one in found.certificate.unmeasured[:5]]
     certificate = replace(found.certificate, num_failed=1, unmeasured=tuple(failing))
     rows = (found.rows[0], crashed, found.rows[2])
-    of_card = {"settings": {**found.settings, "gpu": "Tesla T4"}, "environment": {"device_name": "AMD EPYC"}}
+    of_card: dict[str, Any] = {"given": {"gpu": "t4"}}
+    of_card |= {"settings": {**found.settings, "gpu": "Tesla T4"}, "environment": {"device_name": "AMD EPYC"}}
     answer = report_of(replace(found, rows=rows, certificate=certificate, **of_card)).answer
     assert "(2 of " in answer and f"2 measured, 1 failed, 5 with a value that fails ({cause})" in answer
     assert f"{cause} failed on this machine with ValueError: no bf16 here: whether" in answer

@@ -88,9 +88,9 @@ def _about(findings: SearchFindings) -> str:
 
 
 def _where(findings: SearchFindings) -> str:
-    """Return what the memory and the times of a command are of, if these are not one device."""
+    """Return what the memory and the times of a command are of, if a card was named and is not the device."""
     card, device = findings.settings.get("gpu"), findings.environment.get("device_name")
-    if card is None or card == device:
+    if "gpu" not in findings.given or card == device:
         return ""
     return f" Memory is that of a simulated {card}, times are of {device}."
 
