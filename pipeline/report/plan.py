@@ -40,7 +40,7 @@ NOTE_ON_OTHERS = (
 )
 ESTIMATED = (
     "Times are estimated from what a step computes, moves and launches, and from what the device does in a second; a "
-    "search measures them."
+    "search measures them, and may order differently what lies within the margin."
 )
 
 
