@@ -66,9 +66,11 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
     assert f"trains {speed:,.0f} tokens/s, {speed / baseline:.2f} x the baseline" in report.answer
     assert report.headlines[1].value == f"{speed / baseline:.2f} x baseline"
     assert report.headlines[1].detail.startswith(f"{speed:,.0f} tokens/s; baseline: {baseline:,.0f} (")
-    least, most = min(speeds_of(found, BEST)), max(speeds_of(found, BEST))
+    counted = [one.tokens_per_second or 0.0 for one in found.runs if one.choice == BEST and found.is_counted(one)]
+    least, most = min(counted), max(counted)
     is_noisy = most > (1 + NOISY) * least
     assert (f"the answer's runs: {least:,.0f} to {most:,.0f}" in report.headlines[1].detail) is is_noisy
+    is_noisy = max(speeds_of(found, BEST)) > (1 + NOISY) * min(speeds_of(found, BEST))
     assert "Speeds are noisy" in report.answer or "the noise of this machine" in report.answer or not is_noisy
     [point] = [one for one in configurations_of(found) if one.choice == BEST]
     assert point.speed == pytest.approx(speed) and f"{speed:,.0f} tokens/s" in point.about
