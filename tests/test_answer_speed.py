@@ -54,7 +54,7 @@ def speeds_of(found: SearchFindings, choice: object) -> list[float]:
     return [one.tokens_per_second or 0.0 for one in (*found.rows, *found.extra) if one.choice == choice]
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(findings())
 def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
     speed, baseline = mean_speed(speeds_of(found, BEST)), mean_speed(speeds_of(found, BASELINE))
@@ -78,7 +78,7 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
     assert shown == {f"{speed:,.0f} tokens/s"}
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(findings())
 def test_the_line_of_a_configuration_and_its_runs_agree(found: SearchFindings) -> None:
     every, ranking = runs_table(found).frame, ranking_table(found).frame
@@ -91,7 +91,7 @@ def test_the_line_of_a_configuration_and_its_runs_agree(found: SearchFindings) -
     assert set(every["run"]) == {one.name for one in found.extra} | {f"trial {row.number + 1}" for row in found.rows}
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(findings())
 def test_the_line_of_the_trials_is_the_fastest_speed_of_those_that_count_so_far(found: SearchFindings) -> None:
     ordered = sorted(found.rows, key=lambda row: row.number)

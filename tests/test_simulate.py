@@ -550,7 +550,7 @@ def test_lines_and_operators_at_the_peak_are_the_same_with_values(project: Proje
 def test_a_store_that_cannot_be_reached_ends_the_command_that_has_begun(project: Project) -> None:
     script = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n"
     (project.folder / "sleeps.py").write_text(script)
-    project.environment["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:1"
+    project.environment |= {"MLFLOW_TRACKING_URI": "http://127.0.0.1:1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
     done = simulate(project, "sleeps.py")
     assert done.returncode == 2 and "the tracking store must be reachable" in done.stderr
     assert (project.folder / "begun").exists()
