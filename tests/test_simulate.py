@@ -4,7 +4,10 @@ import json
 import pickle
 import re
 import shlex
+import socketserver
 import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -550,10 +553,21 @@ def test_lines_and_operators_at_the_peak_are_the_same_with_values(project: Proje
 def test_a_store_that_cannot_be_reached_ends_the_command_that_has_begun(project: Project) -> None:
     script = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n"
     (project.folder / "sleeps.py").write_text(script)
-    project.environment |= {"MLFLOW_TRACKING_URI": "http://127.0.0.1:1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
-    done = simulate(project, "sleeps.py")
-    assert done.returncode == 2 and "the tracking store must be reachable" in done.stderr
-    assert (project.folder / "begun").exists()
+    begun = project.folder / "begun"
+
+    class Refuses(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            end = time.monotonic() + 60
+            while not begun.exists() and time.monotonic() < end:
+                time.sleep(0.05)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        project.environment |= {"MLFLOW_TRACKING_URI": address, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+        done = simulate(project, "sleeps.py")
+        server.shutdown()
+    assert done.returncode == 2 and "the tracking store must be reachable" in done.stderr and begun.exists()
 
 
 @needs_cuda_build

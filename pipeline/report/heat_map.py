@@ -25,6 +25,8 @@ from pipeline.report.plot import (
 )
 from pipeline.searching.trials import front_of, heading, label
 
+WORKSPACES = "workspaces"
+"""The purpose of what kernels allocate besides their results."""
 AXES = ("micro_batch_size", "checkpointing")
 """The dimensions along the axes of a heat map, if they show enough configurations."""
 ENOUGH = 4
@@ -65,7 +67,7 @@ def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
     controls = [key for key in varied if key not in (across, down)]
     columns = sorted({_along(row, across) for row in rows}, key=lambda value: (len(value), value))
     lines = list(dict.fromkeys(_along(row, down) for row in rows))
-    purposes = [name for name in CATEGORIES if any(row.category_bytes.get(name) for row in rows)]
+    purposes = [name for name in CATEGORIES if any(round(_bytes_of(row, name) / MIB) for row in rows)]
     cells = [
         {"id": number, "column": _along(row, across), "line": lines.index(_along(row, down))}
         | {
@@ -193,9 +195,16 @@ def margins_text(row: PlannedRow) -> str:
 
 def _parts(row: PlannedRow, purposes: Sequence[str]) -> dict[str, int]:
     """Return the MiB of each purpose at the peak, and of what the caching allocator has reserved besides."""
-    parts = {name: row.category_bytes.get(name, 0) for name in purposes}
+    parts = {name: _bytes_of(row, name) for name in purposes}
     parts["reserved, not allocated"] = row.peak_bytes - row.peak_allocated_bytes
     return {name: round(num_bytes / MIB) for name, num_bytes in parts.items()}
+
+
+def _bytes_of(row: PlannedRow, purpose: str) -> int:
+    """Return the bytes of a purpose at the peak; workspaces are what is allocated and has no other."""
+    if purpose != WORKSPACES:
+        return row.category_bytes.get(purpose, 0)
+    return row.peak_allocated_bytes - sum(row.category_bytes.values()) if row.category_bytes else 0
 
 
 def _shown(rows: Sequence[PlannedRow], num_cells: int) -> list[PlannedRow]:

@@ -298,8 +298,9 @@ def ranking_table(findings: SearchFindings) -> Table:
     lines = [
         {
             **{shown[name]: row.choice[name] for name in shown},
-            **_measured(row, findings),
+            unit: findings.speed_of(row.choice) or None,
             "": next((text for text, one in labelled.items() if one is not None and one.choice == row.choice), ""),
+            **_measured(row, findings),
         }
         for row in ordered
     ]
@@ -334,7 +335,7 @@ def _measured(row: Trial, findings: SearchFindings) -> dict[str, Any]:
     own = [run for run in findings.runs if run.choice == row.choice]
     predicted_mib = (run.predicted_mib for run in own)
     predicted_seconds = (run.metrics.get("predicted_seconds_per_step") for run in own)
-    speeds = findings.speed_range(row.choice) if len(own) > 1 else None
+    ends = findings.speed_range(row.choice) if len(own) > 1 else None
     return {
         "outcome": row.outcome,
         "peak MiB": mib(row.peak_bytes),
@@ -344,9 +345,8 @@ def _measured(row: Trial, findings: SearchFindings) -> dict[str, Any]:
         "loss": row.metrics.get("common_steps_loss"),
         "runs": len(own),
         NOT_COUNTED: sum(not findings.is_counted(run) for run in own) or None,
-        "slowest run": speeds and speeds[0],
-        "fastest run": speeds and speeds[1],
-        findings.unit: findings.speed_of(row.choice) or None,
+        "slowest run": ends and ends[0],
+        "fastest run": ends and ends[1],
     }
 
 
