@@ -19,13 +19,12 @@ from rich.console import Console
 from rows import add_missing
 
 from pipeline.base.contracts import Hardware
-from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.jobs.plan import make_plan
 from pipeline.planning.plan import CardPlan
+from pipeline.planning.promising import Outcome
 from pipeline.prediction.predict_all import predict_each
-from pipeline.prediction.prediction import Prediction
 
 CASES: dict[str, dict[str, Any]] = {
     "gpt2 on t4": {"gpu": "t4", "model": "gpt2", "effective_batch_size": 8},
@@ -41,7 +40,6 @@ CASES: dict[str, dict[str, Any]] = {
 SHARES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0)
 """How many of the configurations fit the budget."""
 NAMES = {f"{case}, {share:.1%} fit": (case, share) for case, share in product(CASES, SHARES)}
-Outcome = Prediction | InvalidInputError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Shows how far long work is: bars of a terminal, and lines on the whole of it where the output is no terminal.
 
-A notebook has bars with ipywidgets, without which rich would warn at each of them, and lines else.
+A notebook without ipywidgets has lines too: rich would warn at each bar there.
 """
 
 import threading
@@ -59,15 +59,12 @@ class ProgressBar(Listener):
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._has_bars = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
         self._pieces: list[_Piece] = []
         self._bar: Progress | None = None
         self._lock = threading.Lock()
         self._has_begun = threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def _has_bars(self) -> bool:
-        return self._console.is_terminal or (self._console.is_jupyter and find_spec("ipywidgets") is not None)
 
     def started(self, text: str, total: int) -> None:
         """Begin a piece of work."""

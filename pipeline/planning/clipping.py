@@ -35,8 +35,7 @@ def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardwa
     fits = ", which fits" if prediction.fits(budget_bytes) and before > budget_bytes else ""
     return (
         f"Clipping to max_grad_norm={one.settings.max_grad_norm:g} keeps all gradients until their norm is known. "
-        "Without it, which is another training, the leanest of the predicted ones that can do so (with one micro-batch "
-        "and no loss scaling) would need "
-        f"{prediction.peak_bytes / MIB:,.1f} MiB instead of {before / MIB:,.1f} MiB{fits} "
-        "(max_grad_norm=none, optimizer_in_backward=true)."
+        "Without it, which is another training and needs one micro-batch without loss scaling, the smallest predicted "
+        f"peak of such configurations would be {prediction.peak_bytes / MIB:,.1f} MiB instead of "
+        f"{before / MIB:,.1f} MiB{fits} (max_grad_norm=none, optimizer_in_backward=true)."
     )

@@ -17,7 +17,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
-from pipeline.config.space import Choice
+from pipeline.config.space import Choice, Value
 from pipeline.planning.expectation import SIZE, Expectation
 from pipeline.planning.step_time import CostPrior, estimated
 from pipeline.prediction.predict_all import predict_each
@@ -78,20 +78,11 @@ class _Space:
         self._experiments, self._choices = experiments, choices
         self._budget_bytes, self._prior = budget_bytes, prior
         self._expectation = Expectation(choices, [one.micro_batch_size for one in experiments])
+        self._without_size = [tuple(item for item in choice.items() if item[0] != SIZE) for choice in choices]
 
     def first(self) -> list[int]:
         """Return those that tell most of the others."""
         return self._expectation.first()
-
-    def best(self, known: Mapping[int, Outcome]) -> int | None:
-        """Return the number of the fastest configuration that fits, of several the leanest, else of the leanest."""
-        predictions = {number: one for number, one in known.items() if isinstance(one, Prediction)}
-
-        def order(number: int) -> tuple[bool, float, int]:
-            fits = predictions[number].fits(self._budget_bytes)
-            return (not fits, self._seconds(number, known) if fits else 0.0, predictions[number].smallest_budget_bytes)
-
-        return min(predictions, key=order, default=None)
 
     def is_hopeless(self, known: Mapping[int, Outcome]) -> bool:
         """Whether the parameters, which no value of a dimension changes, exceed the budget."""
@@ -102,34 +93,44 @@ class _Space:
     def next(self, known: Mapping[int, Outcome]) -> list[int]:
         """Return the numbers of the configurations of the next round; none if the fastest one is known."""
         predictions = {number: one for number, one in known.items() if isinstance(one, Prediction)}
-        left = np.array([n for n in range(len(self._choices)) if n not in known and not self._is_ruled_out(n, known)])
-        best, num_in_round = self.best(known), ROUND_PER_CORE * num_cores()
+        best, num_in_round = self._best(predictions), ROUND_PER_CORE * num_cores()
+        ruled_out = self._ruled_out(predictions)
+        left = np.array([n for n in range(len(self._choices)) if n not in known and n not in ruled_out])
         if best is None or not len(left):
             return []
-        seconds = {number: math.log(self._seconds(number, known)) for number in predictions}
+        seconds = {number: math.log(self._seconds(number, one)) for number, one in predictions.items()}
         peaks = {number: one.smallest_budget_bytes / self._budget_bytes for number, one in predictions.items()}
         seconds_N = np.exp(self._expectation.of_all(seconds))[left]
         peaks_N = self._expectation.of_all(peaks)[left]
         if not predictions[best].fits(self._budget_bytes):
-            is_wanted = np.full(len(left), True) if len(known) < NUM_FRUITLESS else self._is_beside_leanest(known, left)
+            is_any = len(known) < NUM_FRUITLESS
+            is_wanted = np.full(len(left), True) if is_any else self._is_beside_leanest(predictions, left)
             return [int(number) for number in left[is_wanted][np.argsort(peaks_N[is_wanted])][:num_in_round]]
-        limit = self._seconds(best, known)
+        limit = self._seconds(best, predictions[best])
         is_wanted = (peaks_N <= MAY_FIT) & (seconds_N < limit)
         if not is_wanted.any():
-            is_wanted = (
-                self._is_beside(best, left) & (peaks_N <= MAY_FIT_BESIDE) & (seconds_N < MAY_BE_FASTER_BESIDE * limit)
-            )
+            may_be_better = (peaks_N <= MAY_FIT_BESIDE) & (seconds_N < MAY_BE_FASTER_BESIDE * limit)
+            is_wanted = self._is_beside(best, left) & may_be_better
         return [int(number) for number in left[is_wanted][np.argsort(seconds_N[is_wanted])][:num_in_round]]
 
-    def _is_beside_leanest(self, known: Mapping[int, Outcome], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _best(self, predictions: Mapping[int, Prediction]) -> int | None:
+        """Return the number of the fastest that fits, the leanest of several as fast; if none fits, of the leanest."""
+
+        def order(number: int) -> tuple[bool, float, int]:
+            one = predictions[number]
+            fits = one.fits(self._budget_bytes)
+            return (not fits, self._seconds(number, one) if fits else 0.0, one.smallest_budget_bytes)
+
+        return min(predictions, key=order, default=None)
+
+    def _is_beside_leanest(self, predictions: Mapping[int, Prediction], others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of the others differ in one value from the leanest with accumulation, or from that without.
 
         What makes the one lean does not the other: without accumulation no gradients wait for the next micro-batch.
         """
         is_wanted = np.full(len(others), False)
         for accumulates in (False, True):
-            same = {n: one for n, one in known.items() if (self._experiments[n].accumulation_steps > 1) == accumulates}
-            leanest = self.best(same)
+            leanest = self._best({n: one for n, one in predictions.items() if self._accumulates(n) == accumulates})
             if leanest is not None:
                 is_wanted |= self._is_beside(leanest, others)
         return is_wanted
@@ -140,22 +141,26 @@ class _Space:
         num_other = [sum(self._choices[other][name] != value for name, value in own) for other in others]
         return np.array([num == 1 for num in num_other])
 
-    def _seconds(self, number: int, known: Mapping[int, Outcome]) -> float:
-        prediction = known[number]
-        assert isinstance(prediction, Prediction)
+    def _accumulates(self, number: int) -> bool:
+        return self._experiments[number].accumulation_steps > 1
+
+    def _seconds(self, number: int, prediction: Prediction) -> float:
+        """Return the expected seconds of a token."""
         num_passes = self._experiments[number].accumulation_steps
         return estimated(prediction, num_passes, self._prior).seconds / prediction.num_tokens
 
-    def _is_ruled_out(self, number: int, known: Mapping[int, Outcome]) -> bool:
-        """Whether the same configuration with a smaller micro-batch does not fit, and both accumulate gradients.
+    def _ruled_out(self, predictions: Mapping[int, Prediction]) -> set[int]:
+        """Return those of which the same configuration with a smaller micro-batch does not fit, and both accumulate.
 
         Without accumulation no gradients wait for the next micro-batch while a forward pass makes its activations.
         """
-        choice, size = self._choices[number], self._experiments[number].micro_batch_size
-        return self._experiments[number].accumulation_steps > 1 and any(
-            isinstance(one, Prediction)
-            and one.micro_batch_size < size
-            and not one.fits(self._budget_bytes)
-            and all(self._choices[other][name] == value for name, value in choice.items() if name != SIZE)
-            for other, one in known.items()
-        )
+        too_large: dict[tuple[tuple[str, Value], ...], int] = {}
+        for number, one in predictions.items():
+            if not one.fits(self._budget_bytes):
+                others = self._without_size[number]
+                too_large[others] = min(one.micro_batch_size, too_large.get(others, one.micro_batch_size))
+        return {
+            number
+            for number, (others, one) in enumerate(zip(self._without_size, self._experiments, strict=True))
+            if others in too_large and one.micro_batch_size > too_large[others] and self._accumulates(number)
+        }

@@ -17,14 +17,13 @@ gradients: a tensor for each trained parameter, from the backward pass until the
 headroom: the part of the budget that the peak leaves
 held-out loss: the loss on documents that are not trained on, after the last step
 interval: where a value lies with a probability of 95 %; a change whose interval contains zero is not beyond noise
-loss: of a search's trial, the mean loss of the first steps, which all trials have
 micro-batch, micro_batch_size: sequences in one forward pass
 noise: the difference between runs of one configuration, from other load and from process to process
 not predicted: nothing is known of its memory and time before a run
 not tried yet: it may fit and be faster than the answer; the search ended before
 optimizer state: what the optimizer keeps for each parameter: of AdamW two tensors of its size
 peak: the most memory that is held at one moment, over at least two optimizer steps
-plain: what the answer's losses are compared with: the baseline or, if that is the answer, it with another micro-batch
+plain: the configuration that the answer's losses are compared with: the baseline, or it with a smaller micro-batch
 precision: the number format in which matrix products compute (autocast); parameters stay in float32
 reserved: bytes that torch's caching allocator has taken of the card: allocated, and blocks that it keeps free
 same training: trained again on the same data, answer and plain configuration differ in their losses by rounding alone

@@ -97,9 +97,8 @@ def _where(findings: SearchFindings) -> str:
 
 def _failing(findings: SearchFindings) -> str:
     """Return the error with which each failing value failed on this device, a sentence each."""
-    unmeasured = () if findings.certificate is None else findings.certificate.unmeasured
     sentences = []
-    for cause in dict.fromkeys(one.cause for one in unmeasured if one.reason == FAILING and one.cause):
+    for cause in findings.certificate.causes(FAILING) if findings.certificate else ():
         failed = (row for row in findings.rows if row.outcome in FAILED and _has(row.choice, cause))
         error = next((row.detail.splitlines()[-1] for row in failed if row.detail), None)
         said = "failed" if error is None else f"failed on this machine with {error.rstrip('.')}"
@@ -178,9 +177,10 @@ def search_report(findings: SearchFindings) -> Report:
 
 def _elsewhere(findings: SearchFindings) -> str:
     """Return the command that says what of the answer's training fits another card."""
+    own = findings.settings.get("gpu") or findings.environment.get("device_name", "")
+    other = "rtx4090" if "T4" in own else "t4"
     if findings.command == OWN_COMMAND:
-        return "fitproof plan --config best.yaml --gpu t4 --budget none"
-    other = "rtx4090" if "T4" in str(findings.settings.get("gpu")) else "t4"
+        return f"fitproof plan --config best.yaml --gpu {other} --budget none"
     return f"fitproof simulate --gpu {other} -- {findings.command}"
 
 
@@ -258,7 +258,7 @@ def _notes(findings: SearchFindings) -> tuple[str, ...]:
     if certificate is not None and certificate.saved_time:
         notes.append(f"{certificate.saved_time}.")
     if certificate is not None and certificate.unmeasured:
-        causes = certificate.causes(NOT_PREDICTED)
+        causes = "; ".join(certificate.causes(NOT_PREDICTED))
         not_predicted = f" Not predicted: {causes}." if causes else ""
         num = len(certificate.unmeasured)
         notes.append(f"Each of the {num:,} that were not measured, and why, is in {NEVER_RUN}.csv.{not_predicted}")
@@ -324,7 +324,7 @@ def ranking_table(findings: SearchFindings) -> Table:
         "measured configurations",
         lines,
         forms=forms,
-        note=f"Every run is in {RUNS}.csv.",
+        note=f"Every run is in {RUNS}.csv; loss is the mean of the steps that all trials have.",
         num_in_terminal=NUM_IN_TERMINAL,
         expendable=expendable,
     )

@@ -123,14 +123,14 @@ class Certificate:
         slower = f"{num[SLOWER]} {'is' if num[SLOWER] == 1 else 'are'} slower"
         predicted = [text for reason, text in ((UNFIT, unfit), (SLOWER, slower)) if num[reason]]
         parts = [f"by prediction {' and '.join(predicted)}"] if predicted else []
-        which = {FAILING: f" ({self.causes(FAILING)})"}
+        which = {FAILING: f" ({'; '.join(self.causes(FAILING))})"}
         reasons = [reason for reason in (EXPECTED_UNFIT, FAILING, NOT_TRIED, NOT_PREDICTED) if num[reason]]
         parts += [f"{num[reason]} {reason}{which.get(reason, '')}" for reason in reasons]
         return "".join(f", {part}" for part in parts)
 
-    def causes(self, reason: str) -> str:
-        """Return the causes of those that were not measured for a reason; empty if they have none."""
-        return "; ".join(sorted({one.cause for one in self.unmeasured if one.reason == reason and one.cause}))
+    def causes(self, reason: str) -> list[str]:
+        """Return the causes of those that were not measured for a reason."""
+        return sorted({one.cause for one in self.unmeasured if one.reason == reason and one.cause})
 
     @property
     def missing(self) -> str:
