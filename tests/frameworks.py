@@ -1,5 +1,6 @@
 """Scripts that train with the exported files in each framework, and print the loss of each optimizer step."""
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,7 @@ def accelerate(script: Any) -> None:
         if accelerator.is_main_process:
             emit(loss)
         schedule.step()
-    model, optimizer, schedule = accelerator.free_memory(model, optimizer, schedule)
-    accelerator.end_training()  # its threads would abort the end of a process whose model still uses the group
+    accelerator.free_memory(model, optimizer, schedule)
 
 
 def hugging_face(script: Any) -> None:
@@ -153,3 +153,6 @@ if __name__ == "__main__":
     import train as script  # that of the folder
 
     globals()[framework](script)
+    gc.collect()  # what still uses the process group: its threads would abort the end of this process now and then
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
