@@ -58,6 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--other_seeds", type=int, help="seeds of the samplers that are not ours; by default as many")
     parser.add_argument("--other_trials", type=int, help="trials after which Optuna's are given up; by default never")
+    parser.add_argument("--suffix", default="", help="what the names of the written files end with: another method's")
     parser.add_argument("--minutes", type=float, help="begin no replay after this many minutes")
     given = parser.parse_args(words)
     return exit_code_of(lambda: _run(given))
@@ -74,7 +75,8 @@ def _run(given: argparse.Namespace) -> int:
     seeds = {"predictive": given.seeds}
     other_seeds = given.seeds if given.other_seeds is None else given.other_seeds
     tasks = [(name, budget, seed) for budget, name in searches for seed in range(seeds.get(name, other_seeds))]
-    output = given.table.with_name(given.table.name.replace("search_table", "search_replay"))
+    name = given.table.stem.replace("search_table", "search_replay")
+    output = given.table.with_name(f"{name}{given.suffix}.csv")
     results = replayed(output)
     most_trials = min(given.other_trials or math.inf, len(entries))
     left = _left(tasks, results, most_trials)
@@ -96,8 +98,8 @@ def _run(given: argparse.Namespace) -> int:
     num_left = len(_left(tasks, results, most_trials))
     if not num_left:
         command = f"python benchmarks/search_replay.py {given.table} --seeds {given.seeds}"
-        for name in ("other_seeds", "other_trials"):
-            command += f" --{name} {getattr(given, name)}" if getattr(given, name) is not None else ""
+        for name in ("other_seeds", "other_trials", "suffix"):
+            command += f" --{name} {getattr(given, name)}" if getattr(given, name) not in (None, "") else ""
         shown = list(summary([results[task] for task in tasks]))
         output.with_suffix(".md").write_text(page(shown, given.table, entries, command))
     return num_left

@@ -155,7 +155,7 @@ def _run(given: argparse.Namespace) -> int:
     about = {**environment(device), "threads": torch.get_num_threads(), **form.common}
     about |= {"dimensions": list(form.space.dimensions)} if given.whole else {}
     words = ["search_table", *(["whole"] if given.whole else []), *(["tiny"] if given.tiny else []), device.type]
-    name = "_".join([*words, str(common["model"]), given.date])
+    name = "_".join([*words, Path(str(common["model"])).name, given.date])
     decisive = json.dumps({name: value for name, value in about.items() if not name.startswith("git_")})
     columns = ("repeat", *form.space.dimensions, *COLUMNS)
     journal = Journal.open(given.folder / f"{name}.csv", columns, (), {"": decisive})
