@@ -81,7 +81,7 @@ def run(config: str, python: Path, checkout: Path) -> Row:
     seen = str(micro_batch_size * min(2, num_passes))
     memory = _simulated(replace(base, command=(*base.command, row["sequence_length"], seen)))
     of_time = replace(with_room(base), command=(*base.command, str(LENGTH), str(micro_batch_size)), hook=WORK_HOOK)
-    timed, prior, step_seconds = _simulated(of_time), cost_prior(cards.find_card(GPU)), None
+    timed, prior, step_seconds = _simulated(of_time), cost_prior(cards.find_hardware(GPU)), None
     if timed.passes_work is not None and timed.update_work is not None:
         step_seconds = time_of([(num_passes, timed.passes_work), (1, timed.update_work)], prior).seconds
     published_gb, minutes = (float(row[name]) if row[name] else None for name in ("peak_gb", "minutes"))

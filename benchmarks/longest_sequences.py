@@ -30,7 +30,7 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.models._support.published_shapes import SHAPES
 from pipeline.planning.longest import largest_length
-from pipeline.prediction.cards import assumed_context_bytes, find_card
+from pipeline.prediction.cards import assumed_context_bytes, find_hardware
 from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction
@@ -113,7 +113,7 @@ class Lengths:
             length, prepared = self.lengths[number], self.experiment.read_corpus()
             settings = self.experiment.settings.model_copy(update={"sequence_length": length})
             example = replace(prepared, train=OfLength(prepared.train, length))
-            self.known[number] = predict(Experiment(settings), find_card(CARD), example)
+            self.known[number] = predict(Experiment(settings), find_hardware(CARD), example)
         return self.known[number]
 
     def longest(self, budget_bytes: int) -> int | None:
@@ -153,7 +153,7 @@ def searched(model: str, adapter: str, memory_gib: Sequence[int], deadline: Dead
     """Return a row for each micro-batch and size of memory; none if the time is over."""
     if deadline.is_over:
         return []
-    card, rows = find_card(CARD), []
+    card, rows = find_hardware(CARD), []
     for size in SIZES:
         settings = {**SHARED, **ADAPTERS[adapter], "model": model, "micro_batch_size": size}
         experiment = make_experiment(settings, "main")
@@ -184,7 +184,7 @@ def page(rows: Sequence[Mapping[str, str]]) -> str:
         "# The longest sequences that fit, by model and memory",
         "",
         "Written by `python benchmarks/longest_sequences.py`. Predicted for an A100 of which so many GiB may be used,",
-        f"less its CUDA context ({assumed_context_bytes(find_card(CARD)) / GIB:.1f} GiB): bf16, every layer",
+        f"less its CUDA context ({assumed_context_bytes(find_hardware(CARD)) / GIB:.1f} GiB): bf16, every layer",
         "checkpointed, a loss in chunks, an effective batch of 8 sequences, AdamW. A cell has the longest sequences,",
         f"in tokens, at micro-batch {' and '.join(map(str, SIZES))}, - where not even 64 tokens fit; * is all that",
         "the model takes. The lengths tried are 64, 128, 192, then 1, 1 1/4, 1 1/2 and 1 3/4 times a power of two:",

@@ -25,7 +25,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.config.settings import AllSettings
 from pipeline.planning.plan import CardPlan
-from pipeline.prediction.cards import assumed_context_bytes, find_card
+from pipeline.prediction.cards import assumed_context_bytes, find_hardware
 
 FOLDER = Path(__file__).parent
 GIB = 1024 * MIB
@@ -92,8 +92,8 @@ def _chosen(text: str, valid: Any) -> list[str]:
 def _planned(model: str, gib: int, levers: str, shared: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of the fastest configuration that is expected to fit; without a choice if none does."""
     card = CARDS[gib]
-    own = find_card(card).memory_bytes
-    budget_bytes = min(gib * GIB, own) - assumed_context_bytes(find_card(card))
+    own = find_hardware(card).memory_bytes
+    budget_bytes = min(gib * GIB, own) - assumed_context_bytes(find_hardware(card))
     settings = {**shared, **SPACES[levers], "gpu": card, "budget": f"{budget_bytes // MIB}MiB"}
     row = {"model": model, "gib": gib, "levers": levers, "card": card, "budget_gib": f"{budget_bytes / GIB:.2f}"}
     try:

@@ -23,7 +23,7 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.jobs.plan import make_plan
 from pipeline.planning.plan import CardPlan
-from pipeline.planning.promising import Outcome
+from pipeline.planning.promising import Predicted
 from pipeline.prediction.predict_all import predict_each
 
 CASES: dict[str, dict[str, Any]] = {
@@ -55,12 +55,12 @@ class Row:
 
 
 @contextmanager
-def remembered(known: dict[str, Outcome]) -> Iterator[None]:
+def remembered(known: dict[str, Predicted]) -> Iterator[None]:
     """Let plans take predictions from `known`, and add those that it does not have."""
 
     def predict(
         experiments: Sequence[Experiment], target: Hardware, *, budget_bytes: int
-    ) -> Generator[tuple[int, Outcome], None, None]:
+    ) -> Generator[tuple[int, Predicted], None, None]:
         keys = [one.settings.model_dump_json() for one in experiments]
         missing = [number for number, key in enumerate(keys) if key not in known]
         for place, outcome in predict_each([experiments[n] for n in missing], target, budget_bytes=budget_bytes):
@@ -79,9 +79,9 @@ def planned(**settings: Any) -> CardPlan:
 
 
 @cache
-def whole_space(case: str) -> tuple[CardPlan, dict[str, Outcome]]:
+def whole_space(case: str) -> tuple[CardPlan, dict[str, Predicted]]:
     """Return the plan of all configurations of a case, and their predictions."""
-    known: dict[str, Outcome] = {}
+    known: dict[str, Predicted] = {}
     with remembered(known):
         return planned(**CASES[case], all=True), known
 

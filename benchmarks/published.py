@@ -28,7 +28,7 @@ from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.work import Work
 from pipeline.prediction.card_processes import card_processes
 from pipeline.prediction.card_run import give_memory
-from pipeline.prediction.cards import find_card, variables_on
+from pipeline.prediction.cards import find_hardware, variables_on
 from pipeline.techniques.adapter import Adapter
 
 FOLDER = Path(__file__).parent
@@ -105,7 +105,7 @@ def simulated(runs: Sequence[Run]) -> list[Measured]:
         Exception: of the first run that fails.
 
     """
-    outcomes = dict(card_processes().call(measure, runs, [variables_on(find_card("t4"))] * len(runs)))
+    outcomes = dict(card_processes().call(measure, runs, [variables_on(find_hardware("t4"))] * len(runs)))
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome
@@ -154,7 +154,7 @@ def operators() -> list[tuple[str, int, float]]:
 def operator_peaks() -> list[int]:
     """Return the peaks in bytes of all published operators on a simulated A100."""
     calls = [(kernel, x) for kernel, x, _ in operators()]
-    variables = [variables_on(find_card("a100"))] * len(calls)
+    variables = [variables_on(find_hardware("a100"))] * len(calls)
     outcomes = dict(card_processes().call(measure_operator, calls, variables))
     return [outcomes[number] for number in range(len(calls))]
 

@@ -17,7 +17,7 @@ import torch
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.memory.device import hardware_of
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.training.loop import Loop
 from pipeline.training.step import build_step
@@ -77,7 +77,7 @@ def predicted(model: str) -> Iterator[dict[str, Any]]:
         experiment = make_experiment(
             {**shape, **each, **({"offloading_min_mib": 1.0} if len(each) > 1 else {})}, "main"
         )
-        peaks = predict(experiment, find_card(CARD))
+        peaks = predict(experiment, find_hardware(CARD))
         plain = plain or peaks.sequence_flops
         assert peaks.peak_reserved_bytes is not None
         yield {

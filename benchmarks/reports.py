@@ -20,7 +20,7 @@ from transformers import AutoConfig
 
 from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 
 FOLDER = Path(__file__).parent
@@ -91,7 +91,7 @@ def _predicted(row: dict[str, Any], models: dict[str, Any]) -> Predicted:
         AutoConfig.for_model(**models[row["model"]]).save_pretrained(folder)
         settings = {"accumulation_steps": 1, "eval_steps": 0, "device": "cpu", **row["settings"], "model": folder}
         experiment = make_experiment(settings, "main")
-        card = replace(find_card(row["card"]), memory_bytes=ROOM)
+        card = replace(find_hardware(row["card"]), memory_bytes=ROOM)
         prediction = predict(experiment, card)
     allocated, reserved = prediction.peak_allocated_bytes, prediction.peak_reserved_bytes or 0
     reported = float(row["reported"]) if "reported" in row else None

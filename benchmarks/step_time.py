@@ -31,7 +31,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.planning.rates import cost_prior, rate_costs
 from pipeline.planning.step_time import CALLS, KINDS, Array, CostPrior, amounts, seconds_by_kind
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 
 FOLDER = Path(__file__).parent
 T4 = "Tesla T4, LoRA and QLoRA"
@@ -172,7 +172,7 @@ def errors(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[float, float, 
 
 def hardware_for(subject: str) -> Hardware:
     """Return the T4, or this machine's CPU for a space that was measured on any CPU."""
-    return find_card("t4") if subject == T4 else hardware_of(find_device("cpu"))
+    return find_hardware("t4") if subject == T4 else hardware_of(find_device("cpu"))
 
 
 def table(cases: Sequence[Case]) -> Iterator[dict[str, object]]:

@@ -26,7 +26,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.planning.rates import cost_prior, links_of
 from pipeline.planning.step_time import StepTime, estimated
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
 
@@ -134,12 +134,12 @@ def simulate(rows: Sequence[Row], table: Path) -> None:
     known = {row.key for row in read(table)}
     for card in CARDS:
         missing = [row for row in rows if row.card == card and row.key not in known]
-        target = replace(find_card(CARDS[card]), memory_bytes=ROOM)
+        target = replace(find_hardware(CARDS[card]), memory_bytes=ROOM)
         with tempfile.TemporaryDirectory() as folder:
             experiments = [experiment_of(row, Path(folder)) for row in missing]
             for number, outcome in predict_each(experiments, target, budget_bytes=ROOM):
                 if isinstance(outcome, Prediction):
-                    append(table, timed(missing[number], outcome, find_card(CARDS[card])))
+                    append(table, timed(missing[number], outcome, find_hardware(CARDS[card])))
                 else:
                     print(missing[number], outcome)
 

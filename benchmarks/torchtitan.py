@@ -134,7 +134,7 @@ def run(layout: str, python: Path, checkout: Path, tokenizer: Path) -> Row:
             may_need_values=True,
             finds_smallest=False,
         )
-    one, time_of_step = found.largest, step_time_on(cards.find_card("h100"), found.passes_work, found.update_work)
+    one, time_of_step = found.largest, step_time_on(cards.find_hardware("h100"), found.passes_work, found.update_work)
     simulated_gib = None if one is None else one.peak_reserved_bytes / GIB
     return Row(
         layout=layout,

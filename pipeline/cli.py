@@ -27,6 +27,7 @@ from pipeline.config.entry_points import (
     EXAMPLES,
     EXISTING,
     SINGLE,
+    SPACES,
     TOOLS,
     USED,
     USED_OF_COMPARISONS,
@@ -36,6 +37,7 @@ from pipeline.config.entry_points import (
     yaml_file,
 )
 from pipeline.runtime.signals import INTERRUPTED, interrupt_on_signal
+from pipeline.tracking.run_of_job import keep_run_of_job
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +53,7 @@ HELP, HELP_ALL, VERSION = ("-h", "--help"), "--help-all", "--version"
 def main(argv: list[str] | None = None) -> int:
     """Run an entry point and return the exit code: 0 done, 1 nothing completed, 2 invalid input, 130 interrupted."""
     words = sys.argv[1:] if argv is None else argv
+    keep_run_of_job()
     if not words or words[0] in (*HELP, HELP_ALL, "help"):
         print(usage())  # noqa: T201
         return 0
@@ -178,10 +181,10 @@ def settings_of(entry: str) -> "type[Settings]":
 def _own_settings(entry: str) -> "type[Settings]":
     """Return the class of the settings that an entry point adds to those of a run."""
     if entry == "search":
-        from pipeline.searching.settings import EntrySettings
+        from pipeline.searching.settings import SearchEntrySettings
 
-        return EntrySettings
-    if entry in ("plan", "finetune") or entry in TOOLS:
+        return SearchEntrySettings
+    if entry in SPACES or entry in TOOLS:
         own: type[Settings] = getattr(import_module(f"pipeline.jobs.{entry}"), f"{entry.capitalize()}Settings")
         return own
     from pipeline.config.variants import RepeatSettings, single_settings
@@ -230,18 +233,9 @@ def _run_entry_point(entry: str, words: list[str]) -> int:
 
 
 def _run(entry: str, given: dict[str, Any], console: "Console") -> int:
-    if entry == "plan":
-        from pipeline.jobs.plan import plan
-
-        return plan(given, console)
-    if entry == "search":
-        from pipeline.jobs.search import search
-
-        return search(given, console)
-    if entry == "finetune":
-        from pipeline.jobs.finetune import finetune
-
-        return finetune(given, console)
+    if entry in SPACES:
+        code: int = getattr(import_module(f"pipeline.jobs.{entry}"), entry)(given, console)
+        return code
     from pipeline.config.variants import load_entry_point, load_single
     from pipeline.jobs.comparison import measure
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.export.write import export_files, write_files
 from pipeline.memory.device import hardware_of
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.runtime.run import execute
 from pipeline.techniques import activation_offloading
@@ -119,7 +119,7 @@ def test_few_storages_are_on_their_way() -> None:
 
 
 def test_it_is_tried_where_device_and_host_differ() -> None:
-    card, cpu = find_card("t4"), hardware_of(torch.device("cpu"))
+    card, cpu = find_hardware("t4"), hardware_of(torch.device("cpu"))
     tried = {each.kind: ActivationOffloading.values_to_try("activation_offloading", each) for each in (card, cpu)}
     assert tried == {"cuda": (False, True), "cpu": (False,)}
 
@@ -137,7 +137,7 @@ def test_the_peak_is_predicted_with_the_copies_that_a_cpu_has(changes: dict[str,
 
 def test_copies_on_the_host_of_a_card_are_not_counted() -> None:
     shape: dict[str, Any] = {"sequence_length": 128, "causal_lm__num_layers": 8, "causal_lm__width": 64}
-    plain, lean = (predict(tiny(**shape, **each), find_card("t4")) for each in ({}, EVERYTHING))
+    plain, lean = (predict(tiny(**shape, **each), find_hardware("t4")) for each in ({}, EVERYTHING))
     kept = [each.breakdown.category_bytes["activations"] for each in (plain, lean)]
     assert kept[1] < 0.5 * kept[0]
     assert lean.sequence_flops == plain.sequence_flops

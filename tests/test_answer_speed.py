@@ -65,7 +65,7 @@ def test_the_answer_has_one_speed_in_every_place(found: SearchFindings) -> None:
     assert metrics["seconds_per_step"] == pytest.approx(TOKENS / speed)
     assert f"trains {speed:,.0f} tokens/s, {speed / baseline:.2f} x the baseline" in report.answer
     assert report.headlines[1].value == f"{speed / baseline:.2f} x baseline"
-    assert report.headlines[1].detail.startswith(f"{speed:,.0f} tokens/s; baseline: {baseline:,.0f} (")
+    assert report.headlines[1].detail.startswith(f"{speed:,.0f} tokens/s; baseline: {baseline:,.0f} by ")
     counted = [one.tokens_per_second or 0.0 for one in found.runs if one.choice == BEST and found.is_counted(one)]
     least, most = min(counted), max(counted)
     is_noisy = most > (1 + NOISY) * least

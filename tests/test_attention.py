@@ -7,7 +7,7 @@ from conftest import tiny, with_corpus_of
 from test_prediction import CPU
 
 from pipeline.models.causal_lm import CausalLm
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.techniques import attention as technique
 from pipeline.techniques.attention import Attention
 from pipeline.training.step import build_step
@@ -49,11 +49,11 @@ def test_flash_is_refused_with_the_reason(
     card: str, precision: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(technique, "find_spec", lambda name: None)
-    target = CPU if card == "cpu" else find_card(card)
+    target = CPU if card == "cpu" else find_hardware(card)
     assert reason in str(tiny(attention="flash", precision=precision).unsupported(target))
     assert "flash" not in Attention.values_to_try("attention", target)
 
 
 def test_flash_runs_where_its_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(technique, "find_spec", lambda name: object())
-    assert tiny(attention="flash", precision="bf16").unsupported(find_card("h100")) is None
+    assert tiny(attention="flash", precision="bf16").unsupported(find_hardware("h100")) is None

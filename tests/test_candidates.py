@@ -2,9 +2,12 @@
 
 import pytest
 from conftest import TINY
+from test_prediction import CPU
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.technique import Mathematics
+from pipeline.config.configurations import why_refused
 from pipeline.config.experiment import make_experiment
 from pipeline.config.space import Choice
 from pipeline.searching.candidates import make_candidates
@@ -42,8 +45,8 @@ def test_the_advice_names_only_what_may_be_in_the_space() -> None:
     given = {**TINY, "budget": "0.1MiB", "effective_batch_size": 4, "mathematics": "exact", "space": space}
     problem = make_problem(given)
     choice = problem.space.choices[0]
-    assert "mathematics is exact" in str(problem.why_refused({**choice, "precision": "bf16"}))
-    assert problem.why_refused({**choice, "checkpointing": "every_layer"}) is None
+    other = {**choice, "precision": "bf16"}
+    assert "mathematics is exact" in str(why_refused(problem.runnable(other), other, CPU, Mathematics.EXACT))
     with pytest.raises(InvalidInputError, match="would help most") as refused:
         make_sampler(problem)
     assert "precision=bf16" not in str(refused.value)

@@ -68,14 +68,14 @@ def test_what_is_no_card_is_refused_with_a_remedy(text: str, words: str) -> None
 
 
 def test_a_card_says_which_build_of_torch_it_needs_and_where_its_memory_is_not_of_torch() -> None:
-    notes = {name: " ".join(predicted.notes_on_card(card)) for name, card in predicted.CARDS.items()}
+    notes = {name: " ".join(predicted.notes_on_card(card)) for name, card in predicted.HARDWARE.items()}
     assert "2.14 or older built for CUDA 12.6" in notes["v100"] and "CUDA 12.6" in notes["gtx1080"]
     assert "built for CUDA 11.8" in notes["k80"] and "nvidia-smi's: torch shows up to 3 % less" in notes["gb200"]
     assert not notes["t4"] and not notes["rtx5090"]
 
 
 def test_what_other_processes_hold_is_not_for_torch() -> None:
-    card = predicted.find_card("rtx3060")
+    card = predicted.find_hardware("rtx3060")
     free_bytes = budget_bytes_on(None, None, card)
     assert free_bytes == card.memory_bytes - context_bytes_of(card)
     assert budget_bytes_on(None, "1.5GiB", card) == free_bytes - 1536 * MIB

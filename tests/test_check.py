@@ -1,6 +1,7 @@
 """`check`: training memory against limits and baselines."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,19 @@ def test_a_baseline_is_written_only_of_what_passed(
     done = check(project, f"small.py {columns}", max_allocated=limit, baseline="memory.json", update="true")
     assert (done.returncode, said in " ".join(done.stdout.split())) == (code, True), done.stdout + done.stderr
     assert "memory.json was not written" in done.stdout and not (project.folder / "memory.json").exists()
+
+
+@needs_cuda_build
+def test_a_command_does_not_log_to_the_run_of_the_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mlflow run` names the job's run in a variable that MLflow in the command would follow."""
+    monkeypatch.setenv("FITPROOF_RUN_ID", "")  # set by main(), and restored after this test
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    monkeypatch.chdir(project.folder)
+    Path("train.py").write_text("import os; open('seen', 'w').write(os.environ.get('MLFLOW_RUN_ID', ''))")
+    words = ["--gpu", "a100", "--max_reserved", "1GiB", "--command", f"{CUDA_PYTHON} train.py"]
+    assert main(["check", *words]) == 2, "it uses no card"
+    assert Path("seen").read_text() == ""
+    assert os.environ["FITPROOF_RUN_ID"] == "0" * 32
 
 
 def changed(**changes: Any) -> MemoryBaseline:

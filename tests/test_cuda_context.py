@@ -14,14 +14,14 @@ from pipeline.config.experiment import Experiment
 from pipeline.jobs.plan_settings import budget_bytes_on
 from pipeline.memory.device import hardware_of
 from pipeline.prediction import cuda_context as context
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.cuda_context import context_bytes_of, measure_context, trainings
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all
 from pipeline.simulation.cards import ASSUMED_CONTEXT, T4_CONTEXT
 
 MIB = 2**20
-T4 = find_card("t4")
+T4 = find_hardware("t4")
 CPU = torch.device("cpu")
 
 
@@ -75,7 +75,7 @@ def test_the_context_is_measured_once(measured: list[list[str]], monkeypatch: py
     assert context_bytes_of(T4) == 321 * MIB and len(measured) == 4  # by another driver
     monkeypatch.setattr(context, "SETTINGS", {**context.SETTINGS, "sequence_length": 64})
     assert context_bytes_of(T4) == 321 * MIB and len(measured) == 6  # after another training
-    assert context_bytes_of(find_card("a100")) == ASSUMED_CONTEXT.mib * MIB and len(measured) == 6
+    assert context_bytes_of(find_hardware("a100")) == ASSUMED_CONTEXT.mib * MIB and len(measured) == 6
 
 
 def test_a_context_that_could_not_be_measured_is_not_cached(
@@ -97,7 +97,7 @@ def test_predictions_and_plans_use_the_measured_context(measured: list[list[str]
 
 def test_the_context_of_another_card_has_the_assumed_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_own_device", lambda card: None)
-    assert context_bytes_of(T4) == 141 * MIB and context_bytes_of(find_card("h200")) == 764 * MIB
+    assert context_bytes_of(T4) == 141 * MIB and context_bytes_of(find_hardware("h200")) == 764 * MIB
     cpu = hardware_of(CPU)
     assert context_bytes_of(cpu) == 0 and budget_bytes_on(None, None, cpu) == cpu.memory_bytes
 

@@ -21,6 +21,7 @@ from project import SMALL, Project, as_words
 from test_entry_points import PNG
 from test_faults import MANY, is_training, unsent
 
+from pipeline.base.units import MIB
 from pipeline.config.entry_points import TOOLS, entry_points
 from pipeline.simulation.cards import CARDS
 
@@ -165,8 +166,23 @@ def test_a_profile_has_the_snapshot_and_the_timeline_of_its_memory(finished_on: 
     assert "<script" in (traces / "memory_trace.html").read_text()
     plots = {plot.stem: plot.read_bytes() for plot in job.glob("plots/*.png")}
     assert {*plots} == {"memory", "modules", "phases", "time"} and all(plot.startswith(PNG) for plot in plots.values())
-    course = json.loads((job / "findings.json").read_text())["memory"]["course"]
+    findings = json.loads((job / "findings.json").read_text())
+    peak_mib = findings["row"]["metrics"]["peak_allocated_mib"]
+    assert largest_held(traces / "memory_snapshot.pickle") / MIB == pytest.approx(peak_mib, rel=0.02)
+    course = findings["memory"]["course"]
     assert course is not None and [phase for phase, _ in course["phases"]] == ["forward", "backward", "optimizer"]
+
+
+def largest_held(snapshot_file: Path) -> int:
+    """Return the most bytes that tensors held in the recorded step, from the end back; torch does not round events."""
+    snapshot = pickle.loads(snapshot_file.read_bytes())
+    [events] = snapshot["device_traces"]
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    held = [sum(block["size"] for block in blocks if block["state"] == "active_allocated")]
+    for event in reversed(events):
+        sign = {"alloc": -1, "free_requested": 1}.get(event["action"], 0)
+        held.append(held[-1] + sign * event["size"])
+    return max(held)
 
 
 @pytest.fixture(scope="module")

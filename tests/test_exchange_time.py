@@ -17,14 +17,14 @@ from pipeline.memory.work import Work
 from pipeline.memory.work_counter import WorkCounter
 from pipeline.planning.rates import cost_prior, links_of
 from pipeline.planning.step_time import estimated
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.simulation import cards
 from pipeline.simulation.links import LINKS, Link, Links, find_link, link_of
 
-H100, RANKS = find_card("h100"), 4
+H100, RANKS = find_hardware("h100"), 4
 BF16, FLOAT32 = 2, 4
 SHARE = (RANKS - 1) / RANKS
 """Of what is gathered or scattered, which a rank sends."""
@@ -173,7 +173,7 @@ def test_a_group_of_ranks_on_several_machines_sends_over_their_ports() -> None:
     assert slow.slowdown(8, 2, 16) == 20  # with one other
     assert slow.slowdown(3, 1, 12) == 10  # the third of four groups is on both machines
     assert slow.slowdown(3, 1, 24) == 20  # the second machine has parts of two
-    rack = links_of(find_card("gb200"))
+    rack = links_of(find_hardware("gb200"))
     assert (rack.gpus_per_machine, rack.gpus_per_host) == (72, 4) and rack.slowdown(72, 1, 72) == 1
     fast = Links(find_link("10GB/s"), find_link("45GB/s"))
     assert fast.slowdown(16, 1, 16) == 1  # as slow as its slowest part

@@ -8,7 +8,7 @@ from conftest import tiny
 from test_prediction import CPU
 
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.runtime.environment import allocator_configuration
 from pipeline.runtime.run import execute
@@ -44,7 +44,7 @@ def test_it_is_added_to_what_the_users_environment_sets(
 
 
 def test_it_needs_cuda_and_is_tried_unless_the_user_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    t4 = find_card("t4")
+    t4 = find_hardware("t4")
     assert ExpandableSegments.values_to_try("expandable_segments", CPU) == (False,)
     assert ExpandableSegments.values_to_try("expandable_segments", t4) == (False, True)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

@@ -108,3 +108,26 @@ def test_what_is_expected_is_no_prediction() -> None:
         if {**one.choice, "micro_batch_size": 0} == base:  # of which three sizes are known
             assert one.predicted_bytes == pytest.approx(true.predicted_bytes, rel=0.02)
             assert one.is_expected is (one not in known.values())
+
+
+def test_one_that_is_lean_without_accumulation_is_found_where_all_others_are_too_large() -> None:
+    """Gradients that wait for the next micro-batch take more than the activations of all sequences at once."""
+    gradients = 120 * MIB
+
+    def with_gradients(one: Candidate) -> Candidate:
+        peak_bytes = (one.predicted_bytes or 0) + gradients * (one.num_passes > 1)
+        return replace(one, predicted_bytes=peak_bytes, fits=peak_bytes.__le__)
+
+    known = {tuple(one.choice.items()): with_gradients(one) for one in CANDIDATES}
+    fitting = {choice for choice, one in known.items() if one.fits(120 * MIB)}
+    assert len(fitting) == 2 and all(dict(choice)["micro_batch_size"] == 32 for choice in fitting)
+
+    def predict(candidates: Sequence[Candidate]) -> list[Candidate]:
+        return [known[tuple(one.choice.items())] for one in candidates]
+
+    sampler = PredictiveSampler(unpredicted(), Rules(budget_bytes=120 * MIB), predict, 4)
+    sampler.predict(expectation_of(CANDIDATES).first())
+    while sampler.first is None:
+        assert sampler.predict_leanest()
+    assert tuple(sampler.candidates[sampler.first].choice.items()) in fitting
+    assert sum(one.is_expected for one in sampler.candidates) > len(CANDIDATES) / 3

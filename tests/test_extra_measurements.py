@@ -12,6 +12,7 @@ from test_acquisition import BATCH, CANDIDATES, DISTRIBUTIONS, TOKENS, modelled,
 
 from pipeline.base.units import MIB
 from pipeline.searching.acquisition import Rules
+from pipeline.searching.certificate import UNFIT
 from pipeline.searching.problem import SearchProblem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.sampler import PredictiveSampler
@@ -104,12 +105,28 @@ def test_the_certificate_counts_configurations_that_only_the_verification_measur
     assert certificate.num_measured == 1 and len(certificate.unmeasured) == len(CANDIDATES) - 1
 
 
+def test_one_that_fits_too_closely_says_so() -> None:
+    """Predicted within the budget, but not as surely as `fit_confidence` asks for."""
+    close, budget_bytes = CANDIDATES[0], int((CANDIDATES[0].predicted_bytes or 0) * 1.0001)
+    larger = next(one for one in CANDIDATES if (one.predicted_bytes or 0) > 1.1 * budget_bytes)
+    smaller = next(one for one in CANDIDATES if (one.predicted_bytes or 0) < 0.9 * budget_bytes)
+    stored = StoredStudy("sqlite:///:memory:", "close", ("maximize",), {})
+    made: Any = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"))
+    sampler = PredictiveSampler([close, larger, smaller], Rules(budget_bytes=budget_bytes))
+    certificate = PredictiveProposer(cast(SearchProblem, made), stored, sampler).certificate(())
+    cause_of = {str(one.choice): one.cause for one in certificate.unmeasured if one.reason == UNFIT}
+    assert cause_of == {
+        str(close.choice): "fits with a probability below fit_confidence=0.95",
+        str(larger.choice): None,
+    }
+
+
 def test_the_bound_of_a_proposal_is_the_stated_one(finished: Finished) -> None:
     """It is not below the setting `gap`, in the terminal as everywhere."""
     sampler, study, numbers = finished
     begun: Any = optuna.create_study(direction="maximize")
     begun.add_trials([trial for trial in study.trials if trial.params in [CANDIDATES[n].choice for n in numbers[:4]]])
-    stored: Any = SimpleNamespace(evaluate=lambda of, extra: of.evaluate(begun, extra=extra))
+    stored: Any = SimpleNamespace(study=begun)
     bound = sampler.evaluate(begun).bound
     assert bound is not None and 0 < bound < 0.9
     for gap in (0.9, bound / 2):

@@ -17,7 +17,8 @@ from pipeline.prediction import predict_all as predict_module
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import run
 from pipeline.searching.candidates import unpredicted, with_predictions
-from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.study import StoredStudy
+from pipeline.searching.trials import Proposal
 from pipeline.tracking.job import open_job
 
 
@@ -46,7 +47,7 @@ def test_ctrl_c_while_a_run_starts_leaves_no_child_running(
 
     with pytest.raises(KeyboardInterrupt), open_job("main", "x", tmp_path / "runs") as job:
         monkeypatch.setattr(Experiment, "prepare", interrupted)
-        run(Run(name="one", experiment=experiment, folder=job.folder / "one"), [job.children.observer()])
+        run(Run(name="one", runnable=experiment, folder=job.folder / "one"), [job.children.observer()])
     assert set(statuses(store).values()) == {"KILLED"}, statuses(store)
 
 
@@ -130,7 +131,7 @@ def test_what_the_verification_measured_is_stored_while_another_process_measures
     proposer: Any = ListedProposer([], baseline_size=1)
     one = MadeUpSearch(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0})
     assert study.enqueue(Proposal(choice_of(4)), problem.space)  # what another worker measures at this moment
-    measured = one.run("verification: plain", "verification-01 plain", problem.experiment(choice_of(1)))
+    measured = one.run("verification: plain", "verification-01 plain", problem.runnable(choice_of(1)))
     assert [store_measurement(one, choice_of(1), *measured) for _ in range(2)] == [True, False]
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(1)]
 
@@ -299,7 +300,7 @@ def test_ctrl_c_while_a_run_is_summarized_keeps_its_result(tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     last = Last()
-    this = Run(name="one", experiment=tiny(corpus="quick_fox"), folder=tmp_path / "one")
+    this = Run(name="one", runnable=tiny(corpus="quick_fox"), folder=tmp_path / "one")
     with pytest.raises(KeyboardInterrupt):
         run(this, [last], summarize=interrupted)
     assert (tmp_path / "one" / "result.json").exists() and len(last.result.steps) == 4

@@ -23,7 +23,7 @@ from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import report_of
 from pipeline.report.page import to_html
 from pipeline.runtime.observer import Run
-from pipeline.searching.study import Proposal
+from pipeline.searching.trials import Proposal
 from pipeline.training.metrics import Row, Summary, summarize
 
 TINY = {"model": "gpt2-nano", "device": "cpu", "micro_batch_size": 2, "effective_batch_size": 8, "num_steps": 10}
@@ -47,7 +47,7 @@ def record(step: int) -> StepRecord:
 
 def run(name: str, labels: Mapping[str, str]) -> Run:
     """Return a run that is not carried out."""
-    return Run(name=name, experiment=make_experiment(TINY, "main"), folder=Path("nowhere"), labels=labels)
+    return Run(name=name, runnable=make_experiment(TINY, "main"), folder=Path("nowhere"), labels=labels)
 
 
 def result() -> Result:
@@ -190,7 +190,7 @@ def follow(shown: SearchProgress, seen: Callable[[], None] = lambda: None) -> No
     shown.trial("trial 4: micro-batch 2", findings.rows[0])
     shown.started(run("verification: answer", {"verification": "answer"}))
     shown.finished(result(), Summary({}))
-    shown.check("verification: answer: micro-batch 8", result())
+    shown.verified("verification: answer: micro-batch 8", result())
 
 
 def test_a_search_prints_plain_lines_without_a_terminal() -> None:

@@ -20,7 +20,7 @@ from pipeline.config.experiment import make_experiment
 from pipeline.config.given import merged, nested
 from pipeline.planning.longest import MULTIPLE, largest_fitting
 from pipeline.planning.plan import PlanFindings
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction
 from pipeline.report.findings import read_findings, report_of
@@ -72,7 +72,7 @@ def test_the_length_that_is_found_is_the_longest_that_fits(
 @pytest.mark.parametrize("card", ["cpu", "rtx4090"])
 def test_the_ends_of_what_is_found_are_predictions_of_a_run(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a corpus that has sequences of that length."""
-    target = CPU if card == "cpu" else find_card(card)
+    target = CPU if card == "cpu" else find_hardware(card)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     budget_mib = 2 if card == "cpu" else 24
     shared = {**SHARED, "adapter": "lora"}

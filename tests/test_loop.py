@@ -21,9 +21,9 @@ from pipeline.runtime.observer import Observer
 from pipeline.searching import loop
 from pipeline.searching.loop import Search, SearchObserver, findings_of, run_trials, search_and_verify
 from pipeline.searching.problem import SearchProblem, make_problem
-from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_record import TrialRecord, judge
-from pipeline.searching.trials import ANSWER, Trial, label, speeds
+from pipeline.searching.trials import ANSWER, Proposal, Trial, label, speeds
 
 SIZES = (1, 2, 4)
 

@@ -22,14 +22,14 @@ from pipeline.config.settings import AllSettings
 from pipeline.models._support.causal_models import PRESETS
 from pipeline.models._support.heads import head_of, hidden_states, why_inseparable
 from pipeline.models.causal_lm import CausalLm, _why_inseparable
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.techniques._support.chunked_loss import chunked_cross_entropy
 from pipeline.techniques.loss_kernel import LONGEST_CHUNK_TOKENS, LossKernel, default_chunk_tokens, has_fused
 from pipeline.training.step import build_step
 
 N, C, V = 50, 16, 70
-H200 = find_card("h200")
+H200 = find_hardware("h200")
 OWN = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
 Gradients = tuple[float, list[Tensor]]
 needs_fused = pytest.mark.skipif(not has_fused(), reason="needs another version of torch")

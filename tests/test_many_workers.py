@@ -31,9 +31,9 @@ from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.storage import open_storage
-from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_record import CONSTRAINT
-from pipeline.searching.trials import Trial, label
+from pipeline.searching.trials import Proposal, Trial, label
 from pipeline.searching.workers import Workers, run_trials_with
 
 pytestmark = pytest.mark.slow
@@ -178,7 +178,7 @@ def test_many_workers_keep_the_study_consistent(problem: SearchProblem, database
         ends[name] = trial.datetime_complete
     spans = [(trial.datetime_start, trial.datetime_complete) for trial in measured]
     assert max(sum(began <= start < ended for began, ended in spans) for start, _ in spans) >= LEAST_AT_ONCE
-    acquisition = parts[0].study.evaluate(sampler_of(problem))
+    acquisition = sampler_of(problem).evaluate(parts[0].study.study)
     assert acquisition.next is acquisition.again is None and not acquisition.is_waiting
     fitting = [speed for name, speed in speeds.items() if peaks[name] <= BUDGET_MIB]
     answer = max(trial.values[0] for trial in measured if trial.constraints[CONSTRAINT] <= 0)

@@ -23,7 +23,7 @@ from pipeline.config.configurations import why_refused
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import read_yaml
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.techniques._support.optimizers import (
     adafactor_in_place_of,
@@ -318,9 +318,11 @@ def test_paged_state_is_no_memory_of_the_allocator() -> None:
     experiment, paged = (tiny(optimizer=name, **large) for name in ("adamw_8bit", "paged_adamw_8bit"))
     module = build_step(experiment, experiment.prepare()).trainable.module
     sizes = [part.numel() for name, part in module.named_parameters() if not EMBEDDING.search(name)]
-    peaks = [predict(one, find_card("t4")).breakdown.category_bytes["optimizer state"] for one in (experiment, paged)]
+    peaks = [
+        predict(one, find_hardware("t4")).breakdown.category_bytes["optimizer state"] for one in (experiment, paged)
+    ]
     assert peaks[0] - peaks[1] == 2 * sum(size for size in sizes if size >= 100_000) > 0
-    works = [predict(one, find_card("t4")).update_work for one in (experiment, paged)]
+    works = [predict(one, find_hardware("t4")).update_work for one in (experiment, paged)]
     assert works[0] == works[1]  # what is paged is read and written too
     [unseen] = paged.not_predicted("cuda")
     assert "CUDA's managed memory" in unseen and experiment.not_predicted("cuda") == ()
@@ -331,7 +333,7 @@ def test_what_8_bit_adamw_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None
         "optimizer=paged_adamw_8bit keeps its state in CUDA's managed memory, and the device is a CPU; set "
         "optimizer=adamw_8bit, or device=cuda"
     )
-    assert tiny(optimizer="paged_adamw_8bit").unsupported(find_card("t4")) is None
+    assert tiny(optimizer="paged_adamw_8bit").unsupported(find_hardware("t4")) is None
     monkeypatch.setattr("pipeline.techniques.optimizer.find_spec", lambda name: None)
     assert tiny(optimizer="adamw_8bit").unsupported(CPU) == (
         "optimizer=adamw_8bit needs the package bitsandbytes, which is not installed; install it (pip install "

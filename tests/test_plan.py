@@ -19,13 +19,13 @@ from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, expected_order
 from pipeline.planning.reasons import reasons_for
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.report.findings import read_findings, report_of
 from pipeline.report.heat_map import _shown, fit_plot
 from pipeline.report.page import to_html
 
-CARDS = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
+HARDWARE = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +57,10 @@ def test_its_prediction_for_a_cpu_is_what_a_run_then_measures(finished: tuple[Pr
 
 @pytest.mark.slow
 def test_several_cards_give_a_line_each(project: Project) -> None:
-    done = project.mlflow_run_here("plan", {**CARDS, "space": json.dumps({**THREE_LEVERS, "precision": "auto"})})
+    done = project.mlflow_run_here("plan", {**HARDWARE, "space": json.dumps({**THREE_LEVERS, "precision": "auto"})})
     assert done.returncode == 0, done.stderr
     cards = table(project, "cards").set_index("card")
-    assert list(cards.index) == [find_card(name).name for name in ("rtx4090", "t4")]
+    assert list(cards.index) == [find_hardware(name).name for name in ("rtx4090", "t4")]
     assert (cards["tokens/s"] * cards["seconds per step"]).tolist() == pytest.approx([4 * 32] * 2)
     assert set(table(project, "plan_tesla_t4")["precision"]) == {"fp32", "fp16"}  # bf16 needs Ampere
     rows = table(project, "plan_nvidia_geforce_rtx_4090")
@@ -97,7 +97,7 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
 )
 def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str, project: Project) -> None:
     before = len(project.runs())
-    done = project.here("plan", {**CARDS, "gpu": "t4", **settings})
+    done = project.here("plan", {**HARDWARE, "gpu": "t4", **settings})
     assert done.returncode == 2, done.stdout
     assert words in done.stderr and len(done.stderr.strip().splitlines()) <= 2
     assert len(project.runs()) == before
@@ -105,7 +105,7 @@ def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str,
 
 def test_mlflow_run_passes_on_what_the_user_gave_and_nothing_else(project: Project) -> None:
     """Also where the value is the default: it pins its dimension."""
-    given = {**CARDS, "gpu": "rtx4090", "effective_batch_size": "8", "precision": "fp32", "micro_batch_size": "8"}
+    given = {**HARDWARE, "gpu": "rtx4090", "effective_batch_size": "8", "precision": "fp32", "micro_batch_size": "8"}
     done = project.mlflow_run_here("plan", given)
     assert done.returncode == 0, done.stderr
     rows = table(project, "plan_nvidia_geforce_rtx_4090")
@@ -118,13 +118,13 @@ def test_mlflow_run_passes_on_what_the_user_gave_and_nothing_else(project: Proje
 
 @pytest.mark.quick
 def test_nothing_fits_is_an_answer(project: Project) -> None:
-    done = project.here("plan", {**CARDS, "gpu": "cpu", "budget": "0.3MiB"})
+    done = project.here("plan", {**HARDWARE, "gpu": "cpu", "budget": "0.3MiB"})
     assert done.returncode == 1, done.stderr
     assert "Nothing is predicted to fit 0 MiB" in " ".join(done.stdout.split())
 
 
 def test_a_card_that_can_run_nothing_says_why(project: Project) -> None:
-    done = project.here("plan", {**CARDS, "gpu": "t4", "precision": "bf16"})
+    done = project.here("plan", {**HARDWARE, "gpu": "t4", "precision": "bf16"})
     assert done.returncode == 2, done.stdout
     words = " ".join(done.stderr.split())
     assert "Tesla T4: bf16 needs" in words and "left out" not in words and "no configuration is" in words
@@ -136,8 +136,8 @@ def test_operations_are_counted() -> None:
     Their last product (4 of 12 squares of the width) is not recomputed: nothing needs its result.
     """
     sizes: dict[str, Any] = {"micro_batch_size": 1, "causal_lm__width": 128, "causal_lm__num_heads": 4}
-    plain = predict(tiny(**sizes), find_card("h100")).sequence_flops
-    again = predict(tiny(**sizes, checkpointing="every_layer"), find_card("h100")).sequence_flops
+    plain = predict(tiny(**sizes), find_hardware("h100")).sequence_flops
+    again = predict(tiny(**sizes, checkpointing="every_layer"), find_hardware("h100")).sequence_flops
     layers, width, tokens, vocabulary = TINY["causal_lm"]["num_layers"], 128, 32, 512
     products = layers * 12 * width**2 + vocabulary * width
     assert plain == pytest.approx(6 * products * tokens, rel=0.1)

@@ -25,7 +25,7 @@ from pipeline.config.settings import AllSettings
 from pipeline.memory.flops import operations_of
 from pipeline.models import causal_lm
 from pipeline.prediction import patches
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.fake.recording import simulated
 from pipeline.prediction.fake.trace import LARGEST_GROWTH_BYTES, record, trace
 from pipeline.prediction.fake_batches import RepeatedRow
@@ -127,7 +127,7 @@ def test_a_mixture_of_experts_is_predicted_within_the_same_error(
     experiment, prepared = mixture_of_experts(kind, tmp_path, **settings), tiny().read_corpus()
     prediction = predict(experiment, CPU, prepared)
     assert prediction.peak_allocated_bytes == pytest.approx(measured(experiment, prepared), rel=0.002)
-    on_card = predict(experiment, find_card("h100"), prepared)
+    on_card = predict(experiment, find_hardware("h100"), prepared)
     assert on_card.peak_allocated_bytes > prediction.peak_allocated_bytes  # its workspaces
     assert on_card.sequence_flops == pytest.approx(prediction.sequence_flops, rel=0.02)
 

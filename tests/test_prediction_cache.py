@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, tiny
+from test_adapter import write_configuration
 
 from pipeline.base.contracts import Hardware
 from pipeline.prediction import prediction_cache
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction_cache import CODE, cached, code_digest, prediction_file
 
@@ -72,7 +73,7 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
 
 
 def test_limits_on_a_cpus_instructions_change_the_key_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment, card = tiny(), find_card("t4")
+    experiment, card = tiny(), find_hardware("t4")
     prepared = experiment.read_corpus()
     before = [prediction_file(experiment, each, prepared, "", ()) for each in (CPU, card)]
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -80,3 +81,13 @@ def test_limits_on_a_cpus_instructions_change_the_key_on_a_cpu_alone(monkeypatch
     assert limited[0] != before[0] and limited[1] == before[1]
     with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
         assert prediction_file(experiment, CPU, prepared, "", ()) != limited[0]
+
+
+def test_an_edited_configuration_is_predicted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path / "cache"))
+    shape = dict.fromkeys(("causal_lm__num_layers", "causal_lm__width", "causal_lm__num_heads"))
+    peaks = []
+    for size in (64, 256, 64):
+        write_configuration(tmp_path / "model", "llama", num_hidden_layers=2, intermediate_size=size)
+        peaks.append(predict(tiny(model=str(tmp_path / "model"), **shape), CPU).peak_allocated_bytes)
+    assert peaks[0] == peaks[2] != peaks[1]

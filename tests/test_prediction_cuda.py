@@ -18,13 +18,13 @@ from pipeline.planning.plan import planned_row
 from pipeline.planning.rates import cost_prior
 from pipeline.prediction import card_processes
 from pipeline.prediction import predict_all as predict_all_module
-from pipeline.prediction.cards import CARDS, find_card
+from pipeline.prediction.cards import HARDWARE, find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.simulation.cards import ASSUMED_CONTEXT
 
-A100, H200, T4 = find_card("a100"), find_card("h200"), find_card("t4")
+A100, H200, T4 = find_hardware("a100"), find_hardware("h200"), find_hardware("t4")
 MIB = 2**20
 WIDE: dict[str, Any] = {
     "causal_lm__width": 64,
@@ -135,6 +135,15 @@ def test_work_is_that_of_the_micro_batch_whether_it_is_counted_or_between_two(
     assert middle.pass_work.flops == pytest.approx(prediction.pass_work.flops * 4 / prediction.micro_batch_size)
 
 
+def test_workspaces_of_cublas_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread that calls cuBLAS has one: that of the forward pass, and autograd's of the backward pass."""
+    peaks = []
+    for value in (":0:0", ":4096:8"):
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
+        peaks.append(predict(tiny(**WIDE), H200).peak_allocated_bytes)
+    assert peaks[1] - peaks[0] == 2 * 8 * 4096 * 1024
+
+
 @pytest.mark.slow
 def test_a_budget_between_allocated_and_reserved_bytes_is_tried(prediction: Prediction, tmp_path: Path) -> None:
     """Cached memory is released at the cap: a run within the smallest budget that was found fits, and has a peak."""
@@ -184,8 +193,8 @@ def test_what_a_card_cannot_do_or_a_simulation_cannot_know_is_said(code: Path, m
         with pytest.raises(InvalidInputError, match=f"{precision} needs compute capability 8.0.*Tesla T4 is older"):
             predict(tiny(precision=precision), T4)
     with pytest.raises(InvalidInputError, match="no card is called 'h300'; the closest are h200"):
-        find_card("h300")
-    assert len(CARDS) >= 12
+        find_hardware("h300")
+    assert len(HARDWARE) >= 12
     code.write_text(
         """
 from torch import nn
@@ -234,11 +243,11 @@ def test_predicting_the_largest_models_takes_little_memory() -> None:
     code = """
 import resource
 from pipeline.config.experiment import make_experiment
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 for model in ("gpt2-xl", "llama-7b"):
     values = {"device": "cpu", "model": model, "sequence_length": 1024, "micro_batch_size": 4, "precision": "bf16"}
-    print(predict(make_experiment(values, "main"), find_card("h200")).breakdown.category_bytes["parameters"] // 4)
+    print(predict(make_experiment(values, "main"), find_hardware("h200")).breakdown.category_bytes["parameters"] // 4)
 from pipeline.prediction.card_processes import card_processes
 card_processes().close()
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)

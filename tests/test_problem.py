@@ -15,9 +15,9 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB, parse_budget
 from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import free_bytes, hardware_of, total_bytes
-from pipeline.prediction.cards import CARDS, find_card
+from pipeline.prediction.cards import HARDWARE, find_hardware
 from pipeline.searching import problem
-from pipeline.searching.optuna_samplers import baseline_choices
+from pipeline.searching.interface import baseline_choices
 from pipeline.searching.problem import automatic_budget, make_problem
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
@@ -38,10 +38,10 @@ def precisions(space: Any, hardware: Hardware) -> tuple[Any, ...]:
 
 
 def test_automatic_precisions_follow_the_device() -> None:
-    older = {name: precisions("auto", card) for name, card in CARDS.items() if card.capability < (8, 0)}  # type: ignore[operator]
+    older = {name: precisions("auto", card) for name, card in HARDWARE.items() if card.capability < (8, 0)}  # type: ignore[operator]
     assert {"t4", "v100"} <= older.keys() and set(older.values()) == {("fp32", "fp16")}
-    assert {precisions("auto", card) for name, card in CARDS.items() if name not in older} == {("fp32", "bf16")}
-    assert precisions(["tf32"], find_card("t4")) == ("tf32",), "values that are given stand as they are"
+    assert {precisions("auto", card) for name, card in HARDWARE.items() if name not in older} == {("fp32", "bf16")}
+    assert precisions(["tf32"], find_hardware("t4")) == ("tf32",), "values that are given stand as they are"
 
 
 @pytest.mark.parametrize(("has_bf16", "formats"), [(True, ("fp32", "bf16")), (False, ("fp32",))])
@@ -66,7 +66,7 @@ def test_three_levers_on_a_cpu_have_thirty_configurations() -> None:
 
 @pytest.mark.parametrize("card", ["t4", "v100"])
 def test_a_card_without_bf16_searches_the_default_space(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_device(monkeypatch, find_card(card))
+    on_device(monkeypatch, find_hardware(card))
     assert make_problem(TINY).space.dimensions["precision"] == ("fp32", "fp16")
 
 
@@ -79,7 +79,7 @@ def test_a_plan_for_a_card_without_bf16_recommends_fp16() -> None:
 
 
 def test_unsupported_values_leave_the_space_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_device(monkeypatch, find_card("t4"))
+    on_device(monkeypatch, find_hardware("t4"))
     given: dict[str, Any] = {**TINY, "space": {"micro_batch_size": [1, 2], "precision": ["bf16", "fp16", "tf32"]}}
     given["space"]["checkpointing"] = ["none"]
     made = make_problem({**given, "effective_batch_size": 2, "budget": "1GiB"})

@@ -183,7 +183,7 @@ def test_an_idle_device_asks_for_a_larger_micro_batch(plain: tuple[Profiled, Pat
 def test_a_run_out_of_memory_shows_what_was_alive(tmp_path: Path) -> None:
     """Memory that the system refuses in the first forward pass, of which the parameters were alive."""
     experiment = tiny(**LONGER, micro_batch_size=128, vocabulary_size=4096)
-    this, profile = Run(name="it", experiment=experiment, folder=tmp_path / "it"), Profile()
+    this, profile = Run(name="it", runnable=experiment, folder=tmp_path / "it"), Profile()
     result, _ = run(this, [profile], stop=at_once, then=_profile_within_little_memory)
     assert result.outcome is Outcome.OUT_OF_MEMORY, result.detail
     row = Row(comparison="cost", name="it", is_baseline=True, params={}, result=result, skipped=None, metrics={})

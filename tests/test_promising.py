@@ -16,10 +16,10 @@ from pipeline.planning import promising
 from pipeline.planning.expectation import Vector
 from pipeline.planning.rates import cost_prior
 from pipeline.planning.step_time import estimated
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.prediction import Prediction
 
-RTX4090 = find_card("rtx4090")
+RTX4090 = find_hardware("rtx4090")
 BATCH = 64
 SPACE: dict[str, list[Any]] = {
     "micro_batch_size": [1, 2, 4, 8, 16, 32, 64],

@@ -19,7 +19,7 @@ from torch.optim import AdamW
 
 from pipeline.config.experiment import Experiment
 from pipeline.export.write import export_files, write_files
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.techniques._support.lora import linear_layers
 from pipeline.training.loop import Loop, learning_rate
@@ -217,6 +217,16 @@ def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, car
         assert predicted["predicted_reserved_bytes"] == pytest.approx(real["measured_reserved_bytes"], rel=0.03)
 
 
+def test_a_card_never_holds_the_whole_model() -> None:
+    """Each weight is quantized as it arrives: the 16-bit weights are never there together."""
+    wide: dict[str, Any] = {"model": "llama-nano", "weights": "bfloat16", "vocabulary_size": 300, **SMALL_BATCH}
+    wide |= {"causal_lm__width": 1024, "causal_lm__num_layers": 4, "causal_lm__num_heads": 8}
+    a100 = find_hardware("a100")
+    whole = predict(tiny(adapter="lora", **wide), a100).peak_allocated_bytes
+    quantized = predict(tiny(adapter="qlora", qlora_float32_rest=False, **wide), a100).peak_allocated_bytes
+    assert quantized < 0.6 * whole
+
+
 @pytest.mark.parametrize(
     "framework",
     [
@@ -267,6 +277,6 @@ def test_without_bitsandbytes_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_card_without_kernels_for_4_bits_is_refused() -> None:
-    older = replace(find_card("h100"), capability=(5, 2), name="Tesla M40")
+    older = replace(find_hardware("h100"), capability=(5, 2), name="Tesla M40")
     reason = tiny(adapter="qlora").unsupported(older)
     assert reason is not None and "from compute capability 6.0 (Pascal) on, and Tesla M40 is older; set" in reason

@@ -235,7 +235,7 @@ class Events(Received):
 
 def test_a_run_emits_its_events_and_leaves_its_files(tmp_path: Path) -> None:
     events = Events()
-    result, summary = run(Run(name="it", experiment=tiny(), folder=tmp_path / "it"), [events])
+    result, summary = run(Run(name="it", runnable=tiny(), folder=tmp_path / "it"), [events])
     assert events.names == ["started", "step", "step", "memory", "step", "step", "memory", "finished"]
     assert events.outcomes == [(Outcome.OK, summary.metrics["peak_allocated_mib"])]
     steps, _ = read_steps(tmp_path / "it" / "steps.jsonl")
@@ -245,7 +245,7 @@ def test_a_run_emits_its_events_and_leaves_its_files(tmp_path: Path) -> None:
 
 
 def test_a_run_stops_when_its_predicate_says_so(tmp_path: Path) -> None:
-    this = Run(name="it", experiment=tiny(num_steps=MANY), folder=tmp_path / "it")
+    this = Run(name="it", runnable=tiny(num_steps=MANY), folder=tmp_path / "it")
     result, _ = run(this, stop=after_five_steps)
     assert (result.outcome, len(result.steps)) == (Outcome.OK, 5)
 
@@ -262,7 +262,7 @@ def test_ctrl_c_reaches_observers_before_the_caller(tmp_path: Path) -> None:
         if record.step == 4:
             os.kill(os.getpid(), signal.SIGINT)
 
-    this = Run(name="it", experiment=tiny(num_steps=MANY), folder=tmp_path / "it")
+    this = Run(name="it", runnable=tiny(num_steps=MANY), folder=tmp_path / "it")
     with pytest.raises(KeyboardInterrupt):
         run(this, [events, Received(interrupt)])
     assert [outcome for outcome, _ in events.outcomes] == [Outcome.INTERRUPTED]
@@ -277,7 +277,7 @@ def test_a_run_that_ends_before_an_observer_received_it_ends_with_its_own_error(
 
     first, second = Interrupted(), Events()
     with pytest.raises(KeyboardInterrupt):
-        run(Run(name="it", experiment=tiny(), folder=tmp_path / "it"), [first, second])
+        run(Run(name="it", runnable=tiny(), folder=tmp_path / "it"), [first, second])
     assert (first.names, second.names) == (["started", "finished"], [])
 
 

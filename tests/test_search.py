@@ -31,16 +31,17 @@ from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_pl
 from pipeline.runtime.ownership import is_gone, this_process
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
+from pipeline.searching.interface import baseline_choices
 from pipeline.searching.loop import findings_of, trials_of
-from pipeline.searching.optuna_samplers import SAMPLERS, baseline_choices, choose, next_baseline
+from pipeline.searching.optuna_samplers import SAMPLERS, choose, next_baseline
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
-from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND, TrialRecord, attempted_bytes, judge
-from pipeline.searching.trials import Trial, best_trial, one_per_configuration, pareto_front, speed_of
+from pipeline.searching.trials import Proposal, Trial, best_trial, one_per_configuration, pareto_front, speed_of
 
 SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}

@@ -33,8 +33,7 @@ from pipeline.searching.certificate import UNFIT
 from pipeline.searching.command_problem import CommandProblem, make_command_problem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import SearchFindings
-from pipeline.searching.study import Proposal
-from pipeline.searching.trials import Trial
+from pipeline.searching.trials import Proposal, Trial
 from pipeline.simulation.cards import find_card
 
 SCRIPT = ROOT / "tests" / "commands" / "train.py"

@@ -24,7 +24,7 @@ from pipeline.config.space import NUM_REASONS, Choice, Refusals, Space, SpaceSet
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import hardware_of
 from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.report.page import to_html
 from pipeline.report.plan import plan_report
 from pipeline.searching.problem import make_problem
@@ -48,7 +48,7 @@ def space_of(entry: str, hardware: Hardware, **settings: Any) -> tuple[Space, Re
 
 @pytest.mark.parametrize("entry", ["plan", "search"])
 def test_the_default_space_has_thousands_of_configurations_on_a_card_and_hundreds_on_a_cpu(entry: str) -> None:
-    on_card, refusals = space_of(entry, find_card("h100"), effective_batch_size=32)
+    on_card, refusals = space_of(entry, find_hardware("h100"), effective_batch_size=32)
     on_cpu, _ = space_of(entry, CPU)
     assert len(on_card.choices) > 1_500 and len(on_cpu.choices) > 200
     assert len(on_card.choices) + sum(refusals.values()) == len(Space(on_card.dimensions).choices) * 2
@@ -76,7 +76,7 @@ def test_a_file_is_shared_by_all_configurations_and_dimensions_still_vary(tmp_pa
 
 
 def test_exact_leaves_out_what_rounds_differently() -> None:
-    space, refusals = space_of("search", find_card("h100"), mathematics="exact")
+    space, refusals = space_of("search", find_hardware("h100"), mathematics="exact")
     assert space.dimensions["precision"] == ("fp32",) and space.dimensions["gelu"] == ("model",)
     assert any("mathematics is exact at most in this space, and that of precision=bf16" in one for one in refusals)
 
@@ -168,7 +168,7 @@ def test_of_many_dimensions_those_are_shown_that_differ_from_the_defaults() -> N
 
 
 def test_the_page_of_a_plan_of_thousands_is_small() -> None:
-    choices = space_of("plan", find_card("h100"))[0].choices
+    choices = space_of("plan", find_hardware("h100"))[0].choices
     rows = tuple(
         PlannedRow(
             choice=choice,

@@ -16,7 +16,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.work import Work
 from pipeline.planning.rates import RATES, cost_prior, measured_rates, note_on_rates, rate_costs, rates_of
 from pipeline.planning.step_time import CALLS, KINDS, CostPrior, amounts, estimated, seconds_by_kind
-from pipeline.prediction.cards import CARDS, find_card
+from pipeline.prediction.cards import HARDWARE, find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction
 
@@ -45,7 +45,7 @@ def test_a_step_is_its_passes_and_the_update() -> None:
 
 @pytest.mark.parametrize("is_queued", [False, True])
 def test_the_uncertainty_of_each_cost_counts_as_the_time_depends_on_it(is_queued: bool) -> None:
-    prediction = predict(tiny(precision="bf16"), find_card("h100"))
+    prediction = predict(tiny(precision="bf16"), find_hardware("h100"))
 
     def prior(log_costs: np.ndarray, deviations: np.ndarray) -> CostPrior:
         return CostPrior(log_costs_K=log_costs, deviations_K=deviations, residual=0, is_queued=is_queued)
@@ -57,7 +57,7 @@ def test_the_uncertainty_of_each_cost_counts_as_the_time_depends_on_it(is_queued
 
 
 def test_uncertainty_is_that_of_the_costs_by_their_share() -> None:
-    prediction = predict(tiny(precision="bf16"), find_card("h100"))
+    prediction = predict(tiny(precision="bf16"), find_hardware("h100"))
     prior = CostPrior(log_costs_K=np.log(COSTS), deviations_K=np.full(len(KINDS), 0.3), residual=0.1, is_queued=True)
     known = CostPrior(log_costs_K=np.log(COSTS), deviations_K=np.zeros(len(KINDS)), residual=0.1, is_queued=True)
     time = estimated(prediction, 2, prior)
@@ -67,10 +67,10 @@ def test_uncertainty_is_that_of_the_costs_by_their_share() -> None:
 
 
 def test_every_card_has_rates_and_others_are_taken_for_the_closest() -> None:
-    assert set(RATES) == set(CARDS)
+    assert set(RATES) == set(HARDWARE)
     for rates in RATES.values():
         assert rates.float32 <= rates.tf32 <= rates.half
-    h100 = CARDS["h100"]
+    h100 = HARDWARE["h100"]
     half = Hardware(kind="cuda", name="half an H100", memory_bytes=2**36, capability=(9, 0), num_multiprocessors=66)
     assert rates_of(h100) == RATES["h100"]
     assert rates_of(half).half == RATES["h200"].half / 2 == RATES["h100"].half / 2
@@ -88,9 +88,9 @@ def test_a_card_outside_the_table_is_taken_for_one_of_its_series() -> None:
     names = "NVIDIA GeForce RTX 6090", "NVIDIA RTX PRO 9000", "NVIDIA B300"
     capabilities = (12, 1), (12, 1), (10, 3)
     for name, capability, similar in zip(names, capabilities, ("rtx5090", "rtxpro6000", "b200"), strict=True):
-        card = replace(CARDS[similar], name=name, capability=capability)
-        assert rates_of(card) == RATES[similar] and CARDS[similar].name in str(note_on_rates(card))
-        assert cost_prior(card).deviations_K[0] > cost_prior(CARDS[similar]).deviations_K[0]
+        card = replace(HARDWARE[similar], name=name, capability=capability)
+        assert rates_of(card) == RATES[similar] and HARDWARE[similar].name in str(note_on_rates(card))
+        assert cost_prior(card).deviations_K[0] > cost_prior(HARDWARE[similar]).deviations_K[0]
 
 
 def test_double_precision_is_not_taken_for_half_and_8_bits_are_twice_as_fast_where_a_card_has_them() -> None:
@@ -137,7 +137,7 @@ def test_the_times_of_a_group_have_no_part_in_its_own_costs() -> None:
     cases = [case_of(row) for row in rows() if row["subject"] == T4]
     own = [number for number, one in enumerate(cases) if one.group == cases[0].group]
     slower = [replace(one, seconds=9 * one.seconds) if n in own else one for n, one in enumerate(cases)]
-    before, after = (estimates(some, find_card("t4"))["fitted"] for some in (cases, slower))
+    before, after = (estimates(some, find_hardware("t4"))["fitted"] for some in (cases, slower))
     assert before[own] == pytest.approx(after[own])
     assert np.delete(before, own) != pytest.approx(np.delete(after, own), rel=0.1)
 

@@ -28,7 +28,8 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.space import Space
 from pipeline.searching import storage
 from pipeline.searching.storage import open_storage, reachable
-from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.study import StoredStudy
+from pipeline.searching.trials import Proposal
 
 SPACE = Space({"micro_batch_size": (1, 2, 4)})
 

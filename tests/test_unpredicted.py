@@ -20,7 +20,7 @@ from pipeline.config.experiment import make_experiment
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
 from pipeline.models.user_model import UserModel
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_each
 from pipeline.runtime.run import execute
@@ -100,7 +100,7 @@ def test_the_prediction_of_such_a_model_is_exact_and_techniques_change_it(
     result = execute(experiment, tmp_path / "log.txt")
     assert result.memory is not None, result.detail
     assert predict(experiment, CPU).peak_allocated_bytes == result.memory.peak_allocated_bytes
-    assert predict(experiment, find_card("rtx4090")).peak_reserved_bytes
+    assert predict(experiment, find_hardware("rtx4090")).peak_reserved_bytes
 
 
 @pytest.mark.parametrize(

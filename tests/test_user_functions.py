@@ -17,7 +17,7 @@ from pipeline.base.results import Outcome
 from pipeline.cli import main
 from pipeline.memory.device import hardware_of
 from pipeline.models.user_model import UserModel
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.runtime.run import execute
 
@@ -57,7 +57,7 @@ def test_the_example_trains_in_a_fresh_process_and_is_predicted(
     assert result.memory is not None and result.memory.peak_allocated_bytes is not None
     predicted = predict(experiment, hardware_of(torch.device("cpu"))).peak_allocated_bytes
     assert predicted == pytest.approx(result.memory.peak_allocated_bytes, rel=0.02)
-    assert predict(experiment, find_card("t4")).peak_reserved_bytes
+    assert predict(experiment, find_hardware("t4")).peak_reserved_bytes
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "every_layer", "every_2_layers"])

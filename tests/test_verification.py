@@ -165,7 +165,7 @@ def test_it_trains_with_the_policies_of_the_trial() -> None:
     space = {"micro_batch_size": [1], "checkpointing": ["full:50%"], "precision": ["fp32"]}
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     [choice] = problem.space.choices
-    trial: Any = problem.experiment(choice).settings
+    trial: Any = problem.runnable(choice).settings
     again: Any = problem.verified(choice).settings
     assert again.checkpointing == trial.checkpointing == "full:50%"
     assert again.num_steps == problem.settings.verify_steps

@@ -18,7 +18,7 @@ from pipeline.config.entry_points import yaml_file
 from pipeline.config.settings import TECHNIQUES
 from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.searching.problem import make_problem
 from pipeline.training.loop import Loop, learning_rate
@@ -161,9 +161,11 @@ def test_a_combination_without_a_meaning_is_refused(changes: dict[str, Any], mes
 
 
 def test_a_card_without_bfloat16_is_refused() -> None:
-    reason = tiny(weights="bfloat16").unsupported(find_card("t4"))
+    reason = tiny(weights="bfloat16").unsupported(find_hardware("t4"))
     assert reason is not None and reason.endswith("Tesla T4 is older; set weights=float32")
-    assert tiny(weights="bfloat16").unsupported(find_card("a100")) is tiny().unsupported(find_card("t4")) is None
+    assert (
+        tiny(weights="bfloat16").unsupported(find_hardware("a100")) is tiny().unsupported(find_hardware("t4")) is None
+    )
 
 
 def test_deepspeed_says_that_it_cannot() -> None:

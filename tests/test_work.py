@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.base.contracts import Hardware
 from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.work import OTHER_AMOUNTS, Work
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.fake.trace import record
 from pipeline.prediction.predict import predict
 
@@ -98,7 +98,7 @@ def test_the_passes_and_the_update_are_all_of_a_step(passes: int) -> None:
 
 def test_a_batch_is_copied_to_a_card_and_not_on_a_cpu() -> None:
     experiment = tiny(micro_batch_size=4)
-    on_card, on_cpu = (predict(experiment, target).pass_work for target in (find_card("h100"), CPU))
+    on_card, on_cpu = (predict(experiment, target).pass_work for target in (find_hardware("h100"), CPU))
     assert on_card.host_bytes == 2 * 8 * 4 * 32  # tokens and targets, of 8 bytes
     assert on_cpu.host_bytes == 0
 

@@ -25,8 +25,9 @@ from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.space import Space
 from pipeline.runtime.placement import ANYWHERE, Placement, placements
-from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_record import TrialRecord, judge
+from pipeline.searching.trials import Proposal
 from pipeline.tracking.job import end_lost
 
 TIMEOUT = 6
@@ -34,7 +35,7 @@ TIMEOUT = 6
 DIES = """
 import os, signal, sys
 from test_search import SPACE
-from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.study import StoredStudy
 study = StoredStudy(sys.argv[1], "test", ("maximize",), {"budget": "100MiB"}, 6)
 study.enqueue(Proposal(SPACE.choices[0]), SPACE)
 study.run_next(lambda *_: os.kill(os.getpid(), signal.SIGKILL), 20, lambda: None)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import yaml
 
-from pipeline.config.space import Value
+from pipeline.config.space import MICRO_BATCH, Value
 
-MICRO_BATCH, ACCUMULATION, WORLD_SIZE = "micro_batch_size", "accumulation_steps", "world_size"
+ACCUMULATION, WORLD_SIZE = "accumulation_steps", "world_size"
 EFFECTIVE_BATCH = "effective_batch_size"
 """Names of what follows from the effective batch, in params and as placeholders."""
 NO_TERMINAL = (

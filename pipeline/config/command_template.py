@@ -12,12 +12,12 @@ from pathlib import Path
 import yaml
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH, WORLD_SIZE, names_file
+from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, WORLD_SIZE, names_file
 from pipeline.config.command_options import with_option
 from pipeline.config.known_command import KnownCommand, Lever
 from pipeline.config.patched_file import FORMATS, PatchedFile, read_patched_file
 from pipeline.config.settings import discover
-from pipeline.config.space import Choice, Value
+from pipeline.config.space import MICRO_BATCH, Choice, Value
 
 PLACEHOLDER = re.compile(r"\{(?P<flag>--)?(?P<name>[A-Za-z_][\w.-]*)(?::(?P<values>[^{}]*))?\}")
 PROCESSES = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|nnodes)(=(?P<value>\d+))?")

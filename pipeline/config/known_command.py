@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
-from pipeline.config.command import ACCUMULATION, MICRO_BATCH
+from pipeline.config.command import ACCUMULATION
 from pipeline.config.command_options import option_of
 from pipeline.config.patched_file import FORMATS, read_patched_file
+from pipeline.config.space import MICRO_BATCH
 
 
 @dataclass(frozen=True, kw_only=True)

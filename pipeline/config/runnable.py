@@ -24,6 +24,10 @@ class Runnable(Protocol):
         """Sequences in one optimizer step."""
 
     @property
+    def world_size(self) -> int:
+        """Processes that train together."""
+
+    @property
     def num_ranks_here(self) -> int:
         """Ranks that Fitproof starts on this machine; 0 where its process trains alone, or starts its own ranks."""
 

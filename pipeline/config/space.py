@@ -28,6 +28,7 @@ Choice = dict[str, Value]
 Refusals = Mapping[str, int]
 """Why configurations are not in a space, and how many for each reason, the most frequent first."""
 
+MICRO_BATCH = "micro_batch_size"
 FOLLOWING = ("accumulation_steps",)
 """Settings in a file of one configuration that follow from others, which may vary in a space."""
 NUM_REASONS = 12
@@ -85,7 +86,17 @@ class Space:
 
 def size_of(choice: Choice) -> int:
     """Return the micro-batch size of a configuration; 0 if it is no dimension."""
-    return int(str(choice.get("micro_batch_size", 0)))
+    return int(str(choice.get(MICRO_BATCH, 0)))
+
+
+def key_of(choice: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return what is equal for equal configurations, whatever the order of their dimensions."""
+    return tuple(sorted(choice.items(), key=lambda pair: pair[0]))
+
+
+def without_size(choice: Choice) -> tuple[tuple[str, Value], ...]:
+    """Return what is equal for configurations that differ in their micro-batch alone."""
+    return tuple(item for item in choice.items() if item[0] != MICRO_BATCH)
 
 
 def nothing_left(reasons: Collection[str]) -> str:
@@ -171,7 +182,7 @@ def make_space(
             raise InvalidInputError(
                 f"all configurations share one {name}, so it cannot be a dimension; remove space.{name}"
             )
-        if values == "divisors" and name != "micro_batch_size":
+        if values == "divisors" and name != MICRO_BATCH:
             raise InvalidInputError(
                 f"only micro_batch_size takes `divisors`, and space.{name} is set to it; list its values"
             )

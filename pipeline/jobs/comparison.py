@@ -197,7 +197,7 @@ class _Measuring:
             return make_row(result=None, skipped=variant.skipped, metrics={})
         this = Run(
             name=name,
-            experiment=variant.experiment,
+            runnable=variant.experiment,
             folder=self._job.folder / folder_name(name),
             labels={"comparison": comparison.name, "variant": variant.name, "baseline": str(is_baseline).lower()},
         )
@@ -220,15 +220,15 @@ class _Measuring:
         row, first = self.rows[number], self._runs[number]
         assert first is not None
         this, count = first[0], len(row.timings)
-        assert isinstance(this.experiment, Experiment)
-        settings = this.experiment.settings
+        assert isinstance(this.runnable, Experiment)
+        settings = this.runnable.settings
         only_time = settings.model_copy(update={"eval_steps": 0, "gradient_underflow": False})
         warmup_steps = settings.timing_warmup_steps
         slowed = math.exp(row.timings[0].log_seconds + SLOWED)
         again = replace(
             this,
             name=f"{this.name}, run {count + 1}",
-            experiment=Experiment(only_time),
+            runnable=Experiment(only_time),
             folder=this.folder.with_name(f"{this.folder.name}-run-{count + 1}"),
         )
         stop = TrialLength(warmup_steps, PRECISION_PERCENT, slowed)
@@ -251,7 +251,7 @@ class _Measuring:
         work: Work | None = None,
     ) -> tuple[Result, Summary]:
         """Run under a progress line of the terminal."""
-        num_steps = this.experiment.num_steps
+        num_steps = this.runnable.num_steps
         with progress(label, num_steps) as advance:
             shown = StepProgress(advance, num_steps)
             result, summary = run(this, [*observers, shown], stop=stop, work=work, summarize=summarize)

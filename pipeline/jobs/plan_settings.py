@@ -13,7 +13,7 @@ from pipeline.config.space import SpaceSettings
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.planning.rates import links_of
 from pipeline.prediction.card_processes import is_of_this_machine
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.simulation.links import SEVERAL, Links, find_link
 
@@ -113,7 +113,7 @@ def price_per_hour(target: Hardware, prices: Mapping[str, float]) -> float | Non
         InvalidInputError: a price is of no card.
 
     """
-    of_one, count = {find_card(name).name: price for name, price in prices.items()}, target.count or 1
+    of_one, count = {find_hardware(name).name: price for name, price in prices.items()}, target.count or 1
     price = of_one.get(target.name.removeprefix(f"{count} x "))
     return None if price is None else price * count
 
@@ -136,7 +136,7 @@ def target_of(name: str) -> Hardware:
     if is_of_this_machine(name):
         return hardware_of(find_device(name))
     several = SEVERAL.fullmatch(name)
-    return find_card(name) if several is None else _several(find_card(several[2]), int(several[1]))
+    return find_hardware(name) if several is None else _several(find_hardware(several[2]), int(several[1]))
 
 
 def budget_bytes_on(text: str | None, other_processes: str | None, target: Hardware) -> int:

@@ -103,7 +103,7 @@ def measure_and_profile(
 ) -> tuple[Row, Profile]:
     """Train as every run does, then take a few steps under the recorder and the profiler in a process of its own."""
     profile = Profile()
-    this = Run(name=name, experiment=experiment, folder=folder, labels={"variant": name})
+    this = Run(name=name, runnable=experiment, folder=folder, labels={"variant": name})
     work = partial(profile_run, folder=folder / "traces")
     result, summary = run(this, [*observers, profile], then=work, summarize=summarize)
     row = Row(

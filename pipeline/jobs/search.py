@@ -17,7 +17,6 @@ from pipeline.jobs.search_progress import SearchProgress
 from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading
-from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.searching.candidates import Candidate, not_predicted_notes
 from pipeline.searching.interface import Problem
 from pipeline.searching.loop import Search, findings_of
@@ -58,7 +57,6 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
             sampler = make_sampler(problem, predict)
         notes = not_predicted_notes(sampler.candidates) if sampler else ()
         say_notes(console, notes)
-        interrupt_on_signal()
         return _measure(problem, sampler, (*problem.notes, *notes), workers, clock, console)
 
 
@@ -78,9 +76,7 @@ def _measure(
     subject = f"{problem.base.title} in {problem.budget_bytes / MIB:,.0f} MiB"
     total = settings.num_trials
     with open_job("search", subject, problem.output, environment(problem.base.device)) as job, study.storage_errors():
-        varied = {"accumulation_steps", *problem.space.dimensions}  # the answer's are params of their own
-        shared = {name: value for name, value in problem.params.items() if name not in varied}
-        job.params({**shared, **problem.settings.model_dump(mode="json")})
+        job.params({**problem.shared_params, **problem.settings.model_dump(mode="json")})
         job.tags({"device": str(problem.base.device), "study": study.name})
         study.announce(session_of(problem, study.name, job.run_id, job.tracking_uri))
         page = LivePage(job.folder, console)

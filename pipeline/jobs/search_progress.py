@@ -16,8 +16,7 @@ from pipeline.jobs.session_clock import TRIALS, VERIFICATION, SessionClock
 from pipeline.runtime.observer import Run
 from pipeline.searching.certificate import at_most
 from pipeline.searching.loop import SearchObserver
-from pipeline.searching.study import Proposal
-from pipeline.searching.trials import Trial, best_speed, best_trial, label, speed_text, trials_in, unit_of
+from pipeline.searching.trials import Proposal, Trial, best_speed, best_trial, label, speed_text, trials_in, unit_of
 from pipeline.training.metrics import Summary
 
 REFRESHES_PER_SECOND = 4
@@ -40,7 +39,7 @@ class _Running:
         """Return its optimizer step and its name."""
         if self.last is None:
             return f"starting {self.run.name}"
-        num_steps = self.run.experiment.num_steps
+        num_steps = self.run.runnable.num_steps
         at_most = "at most " if self.activity == TRIALS else ""
         return f"step {self.last.step + 1} of {at_most}{num_steps}, loss {self.last.loss:.4f}: {self.run.name}"
 
@@ -133,7 +132,7 @@ class SearchProgress(SearchObserver):
         self._print(lost_line(number, is_measured_again))
         self._lost(number)
 
-    def check(self, name: str, result: Result) -> None:
+    def verified(self, name: str, result: Result) -> None:
         """Print a run of the verification that has ended."""
         self._print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s")
         self._between_runs()

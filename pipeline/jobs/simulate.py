@@ -103,7 +103,6 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
 
 def _log_simulation(settings: SimulateSettings, console: Console) -> Simulation:
     wanted = wanted_run(settings)
-    run_id = os.environ.pop("MLFLOW_RUN_ID", None)  # the run that `mlflow run` has made is not the command's
     jobs: list[Job] = []
     with ExitStack() as stack:
 
@@ -114,7 +113,7 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> Simulation:
                 from pipeline.tracking.job import open_job
 
                 subject = shlex.join(wanted.command)[:100]
-                jobs.append(stack.enter_context(open_job("simulate", subject, settings.output, run_id=run_id)))
+                jobs.append(stack.enter_context(open_job("simulate", subject, settings.output)))
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fitproof-")))
         found = run_simulation(settings, folder, partial(say, console), open_meanwhile)

@@ -172,12 +172,5 @@ def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _described(timeline: Timeline, number: int) -> LiveTensor:
-    origin = timeline.origins[number]
-    return LiveTensor(
-        num_bytes=int(timeline.num_bytes_N[number]),
-        shape=tuple(timeline.shapes[number]),
-        dtype=origin.dtype,
-        category=origin.category,
-        module=origin.module,
-        operator=origin.operator,
-    )
+    num_bytes, shape = int(timeline.num_bytes_N[number]), tuple(timeline.shapes[number])
+    return LiveTensor(num_bytes=num_bytes, shape=shape, **timeline.origins[number]._asdict())

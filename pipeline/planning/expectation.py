@@ -10,11 +10,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.space import Choice, Value
+from pipeline.config.space import MICRO_BATCH, Choice, Value
 
-SIZE = "micro_batch_size"
 BUSY_SIZE = 8
 """Sequences of a micro-batch that keep a device busy: at most so many are in the first configurations."""
+NUM_FRUITLESS = 20
+"""Configurations, the last of them expected to be the leanest, after which only those beside the leanest follow."""
 RIDGE = 1e-3
 Vector = NDArray[np.float64]
 
@@ -29,7 +30,7 @@ class Expectation:
     @cached_property
     def values(self) -> Mapping[str, Sequence[Value]]:
         """The values of each dimension but the micro-batch size."""
-        names = [name for name in self.choices[0] if name != SIZE]
+        names = [name for name in self.choices[0] if name != MICRO_BATCH]
         return {name: list(dict.fromkeys(choice[name] for choice in self.choices)) for name in names}
 
     def first(self) -> list[int]:
@@ -49,8 +50,22 @@ class Expectation:
             return max(own, key=lambda number: sum(self.choices[number][each] == wanted[each] for each in first))
 
         likes = [likest(name, value) for name, values in self.values.items() for value in values]
-        likes += [likest(SIZE, size) for size in (small, sizes[-1]) if SIZE in first]
+        likes += [likest(MICRO_BATCH, size) for size in (small, sizes[-1]) if MICRO_BATCH in first]
         return list(dict.fromkeys([self.sizes.index(busy), *likes]))
+
+    def beside(self, number: int) -> set[int]:
+        """Return the configurations that differ from one in one value."""
+        own = self.choices[number].items()
+        num_other = [sum(other[name] != value for name, value in own) for other in self.choices]
+        return {other for other, num in enumerate(num_other) if num == 1}
+
+    def beside_leanest(self, peaks: Mapping[int, float], accumulates: Sequence[bool]) -> set[int]:
+        """Return those that differ in one value from the leanest with accumulation, or from that without.
+
+        What makes the one lean does not the other: without accumulation no gradients wait for the next micro-batch.
+        """
+        parts = [[number for number in peaks if accumulates[number] == each] for each in (False, True)]
+        return {other for part in parts if part for other in self.beside(min(part, key=peaks.__getitem__))}
 
     def of_all(self, known: Mapping[int, float]) -> Vector:
         """Return the logarithm of a time, or a peak in a unit of about its size, of every configuration.

@@ -11,14 +11,13 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
-from pipeline.config.space import Choice, Value
-from pipeline.planning.expectation import SIZE, Expectation
+from pipeline.config.space import Choice, Value, without_size
+from pipeline.planning.expectation import NUM_FRUITLESS, Expectation
 from pipeline.planning.step_time import CostPrior, estimated
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
@@ -31,9 +30,7 @@ MAY_FIT = 1.15
 """Expected share of the budget up to which a configuration is simulated: expectations err."""
 MAY_FIT_BESIDE, MAY_BE_FASTER_BESIDE = 2.0, 1.5
 """The same of one that differs in one value from the best, and its expected share of the best one's time."""
-NUM_FRUITLESS = 20
-"""Configurations, the last of them expected to be the leanest, after which only those beside the leanest follow."""
-Outcome = Prediction | InvalidInputError
+Predicted = Prediction | InvalidInputError
 
 
 def predict_promising(
@@ -42,7 +39,7 @@ def predict_promising(
     target: Hardware,
     budget_bytes: int,
     prior: CostPrior,
-) -> Generator[tuple[int, Outcome], None, None]:
+) -> Generator[tuple[int, Predicted], None, None]:
     """Yield the number of a configuration and its prediction, or why it has none, until the fastest one is known.
 
     Of a small space all are predicted.
@@ -50,7 +47,7 @@ def predict_promising(
     if len(experiments) <= FEWEST:
         yield from predict_each(experiments, target, budget_bytes=budget_bytes)
         return
-    known: dict[int, Outcome] = {}
+    known: dict[int, Predicted] = {}
     space = _Space(experiments, choices, budget_bytes, prior)
     wanted = space.first()
     while wanted:
@@ -78,19 +75,20 @@ class _Space:
         self._experiments, self._choices = experiments, choices
         self._budget_bytes, self._prior = budget_bytes, prior
         self._expectation = Expectation(choices, [one.micro_batch_size for one in experiments])
-        self._without_size = [tuple(item for item in choice.items() if item[0] != SIZE) for choice in choices]
+        self._without_size = [without_size(choice) for choice in choices]
+        self._accumulates = [one.accumulation_steps > 1 for one in experiments]
 
     def first(self) -> list[int]:
         """Return those that tell most of the others."""
         return self._expectation.first()
 
-    def is_hopeless(self, known: Mapping[int, Outcome]) -> bool:
+    def is_hopeless(self, known: Mapping[int, Predicted]) -> bool:
         """Whether the parameters, which no value of a dimension changes, exceed the budget."""
         breakdowns = [one.breakdown for one in known.values() if isinstance(one, Prediction)]
         parameters = {one.category_bytes.get("parameters", 0) for one in breakdowns if one is not None}
         return len(parameters) == 1 and min(parameters) > self._budget_bytes
 
-    def next(self, known: Mapping[int, Outcome]) -> list[int]:
+    def next(self, known: Mapping[int, Predicted]) -> list[int]:
         """Return the numbers of the configurations of the next round; none if the fastest one is known."""
         predictions = {number: one for number, one in known.items() if isinstance(one, Prediction)}
         best, num_in_round = self._best(predictions), ROUND_PER_CORE * num_cores()
@@ -103,14 +101,15 @@ class _Space:
         seconds_N = np.exp(self._expectation.of_all(seconds))[left]
         peaks_N = self._expectation.of_all(peaks)[left]
         if not predictions[best].fits(self._budget_bytes):
-            is_any = len(known) < NUM_FRUITLESS
-            is_wanted = np.full(len(left), True) if is_any else self._is_beside_leanest(predictions, left)
+            is_wanted = np.full(len(left), True)
+            if len(known) >= NUM_FRUITLESS:
+                is_wanted = np.isin(left, [*self._expectation.beside_leanest(peaks, self._accumulates)])
             return [int(number) for number in left[is_wanted][np.argsort(peaks_N[is_wanted])][:num_in_round]]
         limit = self._seconds(best, predictions[best])
         is_wanted = (peaks_N <= MAY_FIT) & (seconds_N < limit)
         if not is_wanted.any():
             may_be_better = (peaks_N <= MAY_FIT_BESIDE) & (seconds_N < MAY_BE_FASTER_BESIDE * limit)
-            is_wanted = self._is_beside(best, left) & may_be_better
+            is_wanted = np.isin(left, [*self._expectation.beside(best)]) & may_be_better
         return [int(number) for number in left[is_wanted][np.argsort(seconds_N[is_wanted])][:num_in_round]]
 
     def _best(self, predictions: Mapping[int, Prediction]) -> int | None:
@@ -122,27 +121,6 @@ class _Space:
             return (not fits, self._seconds(number, one) if fits else 0.0, one.smallest_budget_bytes)
 
         return min(predictions, key=order, default=None)
-
-    def _is_beside_leanest(self, predictions: Mapping[int, Prediction], others: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of the others differ in one value from the leanest with accumulation, or from that without.
-
-        What makes the one lean does not the other: without accumulation no gradients wait for the next micro-batch.
-        """
-        is_wanted = np.full(len(others), False)
-        for accumulates in (False, True):
-            leanest = self._best({n: one for n, one in predictions.items() if self._accumulates(n) == accumulates})
-            if leanest is not None:
-                is_wanted |= self._is_beside(leanest, others)
-        return is_wanted
-
-    def _is_beside(self, number: int, others: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of the others differ from a configuration in one value."""
-        own = self._choices[number].items()
-        num_other = [sum(self._choices[other][name] != value for name, value in own) for other in others]
-        return np.array([num == 1 for num in num_other])
-
-    def _accumulates(self, number: int) -> bool:
-        return self._experiments[number].accumulation_steps > 1
 
     def _seconds(self, number: int, prediction: Prediction) -> float:
         """Return the expected seconds of a token."""
@@ -162,5 +140,5 @@ class _Space:
         return {
             number
             for number, (others, one) in enumerate(zip(self._without_size, self._experiments, strict=True))
-            if others in too_large and one.micro_batch_size > too_large[others] and self._accumulates(number)
+            if others in too_large and one.micro_batch_size > too_large[others] and self._accumulates[number]
         }

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from pipeline.base.contracts import Hardware
 from pipeline.memory.work import Work
 from pipeline.planning.step_time import CALLS, KINDS, SENT, CostPrior, StepTime, time_of
-from pipeline.prediction.cards import CARDS, model_of
+from pipeline.prediction.cards import HARDWARE, model_of
 from pipeline.simulation import cards
 from pipeline.simulation.cards import Card
 from pipeline.simulation.links import Link, Links, link_between, link_of
@@ -124,7 +124,7 @@ def rates_of(hardware: Hardware) -> Rates:
     if hardware.kind != "cuda":
         return measured_rates()
     name = _similar(hardware)
-    rates, card = RATES[name], CARDS[name]
+    rates, card = RATES[name], HARDWARE[name]
     assert hardware.num_multiprocessors is not None and card.num_multiprocessors is not None  # they are cards
     ratio = hardware.num_multiprocessors / card.num_multiprocessors
     return replace(
@@ -143,7 +143,7 @@ def note_on_rates(hardware: Hardware) -> str | None:
     """Return what estimated times on a device are based on; None for a card of the table."""
     if hardware.kind != "cuda":
         return "Times are estimated from a short measurement of this machine's CPU."
-    similar = CARDS[_similar(hardware)].name
+    similar = HARDWARE[_similar(hardware)].name
     if similar == model_of(hardware):
         return None
     return f"Times are estimated from the data sheet of {similar}, in proportion to the multiprocessors."
@@ -154,12 +154,12 @@ def _similar(hardware: Hardware) -> str:
     own_major, own_minor = hardware.capability or (0, 0)
 
     def distance(name: str) -> tuple[bool, int, bool]:
-        card = CARDS[name]
+        card = HARDWARE[name]
         major, minor = card.capability or (0, 0)
         is_other_series = (GEFORCE in card.name) != (GEFORCE in hardware.name)
         return card.name != model_of(hardware), abs(10 * (major - own_major) + minor - own_minor), is_other_series
 
-    return min(CARDS, key=distance)
+    return min(HARDWARE, key=distance)
 
 
 def links_of(
@@ -203,7 +203,7 @@ def cost_prior(hardware: Hardware, links: Links | None = None) -> CostPrior:
     """
     costs = rate_costs(hardware, links.within if links else None)
     work, calls = costs[: -len(CALLS)], costs[-len(CALLS) :]
-    is_known = hardware.kind != "cuda" or CARDS[_similar(hardware)].name == model_of(hardware)
+    is_known = hardware.kind != "cuda" or HARDWARE[_similar(hardware)].name == model_of(hardware)
     deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
     deviations = [deviation] * len(work) + [CALL_DEVIATION] * len(calls)
     log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in work), *calls])

@@ -6,11 +6,10 @@ from typing import Any
 
 from pipeline.base.units import MIB
 from pipeline.config.given import written
-from pipeline.config.space import Choice
+from pipeline.config.space import MICRO_BATCH, Choice
 from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.plan import PlannedRow, expected_order
 
-SIZE = "micro_batch_size"
 HEAD = ("lm_head", "loss")
 """Modules whose tensors are logits and what is computed from them, as transformers and the recorder name them."""
 SMALLEST_SHARE = 0.1
@@ -49,12 +48,12 @@ def reasons_for(
     own = breakdowns[number_of[tuple(best.choice.items())]]
     sentences = []
     for name, value in best.choice.items():
-        other_value = _next_size(best, rows) if name == SIZE else defaults.get(name)
+        other_value = _next_size(best, rows) if name == MICRO_BATCH else defaults.get(name)
         number = number_of.get(tuple({**best.choice, name: other_value}.items()))
         if other_value == value or number is None:
             continue
         other = rows[number]
-        what = "" if name == SIZE else _saved(breakdowns[number], own)
+        what = "" if name == MICRO_BATCH else _saved(breakdowns[number], own)
         consequence = _consequence(best, other, what)
         if consequence:
             sentences.append(f"{name}={written(other_value)} {consequence}.")

@@ -56,7 +56,7 @@ class CardRequest:
     """Whether it runs under the recorder as well, which takes most of the time and tells the work and the breakdown."""
 
 
-def prediction_of(request: CardRequest) -> Prediction:
+def cached_run(request: CardRequest) -> Prediction:
     """Return the prediction that the cache has, else that of run_on_card(), which is then cached.
 
     Raises:

@@ -34,10 +34,10 @@ def _hardware(card: Card) -> Hardware:
     )
 
 
-CARDS = {name: _hardware(card) for name, card in cards.CARDS.items()}
+HARDWARE = {name: _hardware(card) for name, card in cards.CARDS.items()}
 
 
-def find_card(name: str) -> Hardware:
+def find_hardware(name: str) -> Hardware:
     """Return the card of a name or of a description.
 
     Raises:

@@ -13,7 +13,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.memory.breakdown import at_peak
 from pipeline.prediction.card_processes import card_processes
-from pipeline.prediction.card_run import CardRequest, prediction_of
+from pipeline.prediction.card_run import CardRequest, cached_run
 from pipeline.prediction.cards import variables_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake.trace import trace
@@ -113,7 +113,7 @@ def predict_on_card(
     ]
     card = variables_on(target)
     variables = [{**os.environ, **one.environment, **card, **_rank_of(one)} for one in experiments]
-    yield from card_processes().call(prediction_of, requests, variables)
+    yield from card_processes().call(cached_run, requests, variables)
 
 
 def _rank_of(experiment: Experiment) -> dict[str, str]:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.prediction.prediction import Prediction
-from pipeline.runtime.environment import allocator_configuration
+from pipeline.runtime.environment import allocator_configuration, version_of
 
 LIMIT_BYTES = 1024 * MIB
 """Size above which the least recently used files are removed."""
@@ -140,21 +139,13 @@ def _cpu_state() -> tuple[object, ...]:
 @lru_cache
 def code_digest(package: Path) -> str:
     """Return a digest of the code that predictions depend on, and of the versions of Python and of PACKAGES."""
-    versions = [platform.python_version(), *map(_version, PACKAGES)]
+    versions = [platform.python_version(), *map(version_of, PACKAGES)]
     digest = hashlib.sha256(repr(versions).encode())
     for folder in CODE:
         for file in sorted((package / folder).rglob("*")):
             if file.suffix in SOURCES:
                 digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _version(package: str) -> str | None:
-    """Return the version of an installed package."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 @lru_cache

@@ -7,6 +7,7 @@ import altair as alt
 
 from pipeline.base.units import MIB
 from pipeline.config.given import written
+from pipeline.config.space import key_of
 from pipeline.report.configurations import MEASURED, PREDICTED, Configuration
 from pipeline.report.curves import curves
 from pipeline.report.plot import ABOUT, Panel, Plot, colour, data, layered, names_axis, names_height
@@ -45,13 +46,13 @@ def contributions_plot(findings: SearchFindings, configurations: Sequence[Config
 def _ladder(findings: SearchFindings, configurations: Sequence[Configuration]) -> list[tuple[str, Configuration]]:
     """Return the configurations from the baseline to the answer, each with the change that leads to it."""
     baseline, best = findings.baseline_trial, findings.best
-    known = {_key(one.choice): one for one in configurations if not one.failed}
+    known = {key_of(one.choice): one for one in configurations if not one.failed}
     if baseline is None or best is None:
         return []
     current = dict(baseline.choice)
-    rungs = [("baseline", known.get(_key(current)))]
+    rungs = [("baseline", known.get(key_of(current)))]
     while differing := [name for name, value in best.choice.items() if current.get(name) != value]:
-        nexts = [(name, known.get(_key({**current, name: best.choice[name]}))) for name in differing]
+        nexts = [(name, known.get(key_of({**current, name: best.choice[name]}))) for name in differing]
         found = [(name, one) for name, one in nexts if one is not None]
         if not found:
             return []
@@ -59,10 +60,6 @@ def _ladder(findings: SearchFindings, configurations: Sequence[Configuration]) -
         current[name] = best.choice[name]
         rungs.append((f"{heading(name)} {written(best.choice[name])}", one))
     return [(name, one) for name, one in rungs if one is not None] if rungs[0][1] is not None else []
-
-
-def _key(choice: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(choice.items(), key=str))
 
 
 def certificate_plots(findings: SearchFindings, configurations: Sequence[Configuration]) -> tuple[Plot, ...]:

@@ -92,7 +92,8 @@ const views = new Map();
 const drawn = [...document.querySelectorAll("[data-chart]")].map(async place => {
   const spec = JSON.parse(place.querySelector("script").textContent);
   const width = place.clientWidth || document.body.clientWidth;
-  const legend = width < 900 ? { columns: Math.max(1, Math.floor(width / 200)) } : { orient: "right", columns: 1 };
+  const columns = Math.max(1, Math.floor((width - 60) / 200));  // beside the axis, which takes about so many pixels
+  const legend = width < 900 ? { columns } : { orient: "right", columns: 1 };
   Object.assign(spec.config.legend, legend);
   const { view } = await vegaEmbed(place.querySelector(".chart"), spec, options);
   views.set(place, view);

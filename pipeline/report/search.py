@@ -199,7 +199,9 @@ def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
         fast = Headline(title="speed", value=written, detail="no baseline that fits was measured")
     else:
         plain = speed_number(findings.speed_of(baseline.choice), findings.unit)
-        detail = f"{written}; baseline: {plain} (defaults, {label(baseline.choice)}){_range(findings, best)}"
+        num_runs = len(list(speeds(baseline.choice, filter(findings.is_counted, findings.runs))))
+        by = f"by {num_runs} run{'s' * (num_runs != 1)}"
+        detail = f"{written}; baseline: {plain} {by} (defaults, {label(baseline.choice)}){_range(findings, best)}"
         fast = Headline(title="speed", value=f"{speedup:.2f} x baseline", detail=detail)
     found = [
         Headline(
@@ -324,7 +326,8 @@ def ranking_table(findings: SearchFindings) -> Table:
         "measured configurations",
         lines,
         forms=forms,
-        note=f"Every run is in {RUNS}.csv; loss is the mean of the steps that all trials have.",
+        note=f"Every run is in {RUNS}.csv; loss is the mean of the steps that all trials have, and predicted s/step "
+        "what was expected before the first run.",
         num_in_terminal=NUM_IN_TERMINAL,
         expendable=expendable,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.base.units import MIB, mib
 from pipeline.planning.rates import note_on_rates, step_time_on
 from pipeline.planning.step_time import StepTime
-from pipeline.prediction.cards import find_card
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.commands.simulation import (
     FEWEST_STEPS,
     NEEDS_KNOWN_WORKSPACES,
@@ -205,7 +205,7 @@ def _help(simulation: Simulation) -> list[str]:
 
 def _step_time(simulation: Simulation) -> StepTime | None:
     """Return the estimated time of an optimizer step; None if its work is not known."""
-    return step_time_on(find_card(simulation.gpu), simulation.passes_work, simulation.update_work)
+    return step_time_on(find_hardware(simulation.gpu), simulation.passes_work, simulation.update_work)
 
 
 def _of_time(simulation: Simulation) -> list[str]:
@@ -220,7 +220,7 @@ def _of_time(simulation: Simulation) -> list[str]:
     )
     return [
         f"{beginning} optimizer step takes about {time.seconds:.3g} s (± {100 * time.deviation:.0f} %){between}.",
-        *filter(None, [note_on_rates(find_card(simulation.gpu))]),
+        *filter(None, [note_on_rates(find_hardware(simulation.gpu))]),
     ]
 
 

@@ -18,7 +18,7 @@ from pipeline.runtime.rank import Progress, Work, launch_ranks
 
 
 def child_main(
-    experiment: Runnable,
+    runnable: Runnable,
     sender: Connection,
     log_file: Path,
     work: Work,
@@ -27,22 +27,22 @@ def child_main(
     rendezvous_file: Path,
     variables: Mapping[str, str],
 ) -> None:
-    """Run the experiment in this process, or in its ranks, and send its events to the parent.
+    """Run the Experiment or Command in this process, or in its ranks, and send its events to the parent.
 
-    `variables` are the parent's environment variables; those of the placement and of the experiment replace them.
+    `variables` are the parent's environment variables; those of the placement and of what runs replace them.
     """
     begin_child(variables)
     _redirect_output(log_file)
     _be_killed_first()
-    os.environ.update({**placement.environment, **experiment.environment})
+    os.environ.update({**placement.environment, **runnable.environment})
     if placement.cores is not None:
         os.sched_setaffinity(0, placement.cores)
         torch.set_num_threads(len(placement.cores))
-    if isinstance(experiment, Experiment) and experiment.num_ranks_here:
-        launch_ranks(experiment, work, sender.send, progress, rendezvous_file)
+    if isinstance(runnable, Experiment) and runnable.num_ranks_here:
+        launch_ranks(runnable, work, sender.send, progress, rendezvous_file)
         return
     try:
-        work(experiment, experiment.prepare(), sender.send)
+        work(runnable, runnable.prepare(), sender.send)
     except Exception as error:
         failure = failure_of(error)
         if failure is None:

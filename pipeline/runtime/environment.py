@@ -30,7 +30,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "host_memory_mib": f"{total_bytes(torch.device('cpu')) / 2**20:.0f}",
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in (*PACKAGES, "mlflow")},
+        **{name: version_of(name) for name in (*PACKAGES, "mlflow")},
         "cuda": torch.version.cuda,
         "driver": _driver() if device.type == "cuda" else None,
         "allocator": allocator_configuration(),
@@ -64,7 +64,7 @@ def why_other_versions(there: Mapping[str, str]) -> str | None:
     return f"a worker needs the versions of the search that it joins: {changes}; install the same on both machines"
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
     """Return the version of an installed package; those of MLflow and Optuna are not needed to train or to predict."""
     try:
         return version(package)

@@ -15,7 +15,7 @@ class Run:
     """One Experiment or Command to run under a name, and the folder that its results go to."""
 
     name: str
-    experiment: Runnable
+    runnable: Runnable
     folder: Path
     labels: Mapping[str, str] = field(default_factory=dict)
     """What distinguishes this run from the other runs of its job."""

@@ -59,9 +59,9 @@ class _Queue(Observer):
 
 
 def _task(
-    experiment: Runnable, name: str, versions_of_search: Mapping[str, str], work: Work | None, stop: Stop
+    runnable: Runnable, name: str, versions_of_search: Mapping[str, str], work: Work | None, stop: Stop
 ) -> Iterator[Any]:
-    """Run an experiment on this machine of the cluster, and yield its events, then its result and output.
+    """Run an Experiment or a Command on this machine of the cluster, and yield its events, then its result and output.
 
     Raises:
         InvalidInputError: this machine has another device or other versions than the search.
@@ -69,14 +69,14 @@ def _task(
     """
     if reason := why_other_versions(versions_of_search):
         raise InvalidInputError(f"{socket.gethostname()} cannot measure trials of this search: {reason}")
-    own_name = device_name(experiment.device)
+    own_name = device_name(runnable.device)
     if own_name != name:
         raise InvalidInputError(f"all trials of a study run on the same hardware, and {own_name} is not {name}")
     events: SimpleQueue[Any] = SimpleQueue()
 
     def run(log_file: Path) -> None:
         try:
-            result = execute(experiment, log_file, [_Queue(events)], work=work, stop=stop)
+            result = execute(runnable, log_file, [_Queue(events)], work=work, stop=stop)
             events.put(_Ended(result, log_file.read_text(errors="replace") if log_file.exists() else ""))
         except Exception as error:
             events.put(error)
@@ -96,7 +96,7 @@ def _task(
 
 @dataclass(frozen=True)
 class RayExecutor:
-    """Runs each experiment as one task."""
+    """Runs each Experiment or Command as one task."""
 
     remote: Callable[..., Any]
     device_name: str
@@ -105,7 +105,7 @@ class RayExecutor:
 
     def __call__(
         self,
-        experiment: Runnable,
+        runnable: Runnable,
         log_file: Path,
         observers: Sequence[Observer] = (),
         *,
@@ -121,7 +121,7 @@ class RayExecutor:
         """
         import ray
 
-        events = self.remote(experiment, self.device_name, self.versions, work, stop)
+        events = self.remote(runnable, self.device_name, self.versions, work, stop)
         try:
             while True:
                 ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_POLLS)

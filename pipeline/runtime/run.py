@@ -46,11 +46,11 @@ class WorkerLostError(RuntimeError):
 
 
 class Execute(Protocol):
-    """Runs an experiment in a clean process, on this machine or on another: `execute`, or a function like it."""
+    """Runs an Experiment or a Command in a clean process: `execute`, or a function like it for another machine."""
 
     def __call__(
         self,
-        experiment: Runnable,
+        runnable: Runnable,
         log_file: Path,
         observers: Sequence[Observer] = (),
         *,
@@ -91,7 +91,7 @@ def run(
         InvalidInputError: the folder cannot be written.
 
     """
-    folder, experiment, execute_it = RunFolder(this), this.experiment, executor or execute
+    folder, runnable, execute_it = RunFolder(this), this.runnable, executor or execute
     folder.write_config()
     measured: Result | None = None
     result, summary = _aborted(), Summary({})
@@ -100,16 +100,16 @@ def run(
         for observer in observers:
             receiving.append(observer)
             observer.started(this)
-        measured = execute_it(experiment, this.folder / LOG, [_StepWriter(folder), *observers], work=work, stop=stop)
+        measured = execute_it(runnable, this.folder / LOG, [_StepWriter(folder), *observers], work=work, stop=stop)
         if then is not None and measured.outcome is not Outcome.INTERRUPTED:
-            measured = _with(execute_it(experiment, this.folder / "traces" / LOG, observers, work=then), measured)
-        concluded = summarize(measured) if summarize else measured_summary(experiment, measured)
+            measured = _with(execute_it(runnable, this.folder / "traces" / LOG, observers, work=then), measured)
+        concluded = summarize(measured) if summarize else measured_summary(runnable, measured)
         folder.write_result(measured, concluded)
         result, summary = measured, concluded
     except BaseException:
         if measured is not None:  # what was measured is kept, without what summarize() adds
             with contextlib.suppress(InvalidInputError):
-                concluded = measured_summary(experiment, measured)
+                concluded = measured_summary(runnable, measured)
                 folder.write_result(measured, concluded)
                 result, summary = measured, concluded
         raise
@@ -121,17 +121,17 @@ def run(
     return result, summary
 
 
-def measured_summary(experiment: Runnable, result: Result) -> Summary:
+def measured_summary(runnable: Runnable, result: Result) -> Summary:
     """Return the metrics that a run measured."""
-    if not isinstance(experiment, Experiment):
-        return Summary(summarize(result, experiment.effective_batch_size, experiment.timing_warmup_steps))
-    tokens_per_position = typical_step(experiment, experiment.read_corpus()).tokens_per_position
-    warmup_steps = experiment.timing_warmup_steps
-    return Summary(summarize(result, experiment.effective_batch_size, warmup_steps, tokens_per_position))
+    if not isinstance(runnable, Experiment):
+        return Summary(summarize(result, runnable.effective_batch_size, runnable.timing_warmup_steps))
+    tokens_per_position = typical_step(runnable, runnable.read_corpus()).tokens_per_position
+    warmup_steps = runnable.timing_warmup_steps
+    return Summary(summarize(result, runnable.effective_batch_size, warmup_steps, tokens_per_position))
 
 
 def execute(
-    experiment: Runnable,
+    runnable: Runnable,
     log_file: Path,
     observers: Sequence[Observer] = (),
     *,
@@ -148,21 +148,21 @@ def execute(
     log_file.parent.mkdir(parents=True, exist_ok=True)
     received = _Received()
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    progress = CONTEXT.RawArray("Q", experiment.num_ranks_here)
+    progress = CONTEXT.RawArray("Q", runnable.num_ranks_here)
     folder = tempfile.TemporaryDirectory()  # of this process, which outlives one that is killed
     rendezvous_file = Path(folder.name, "store")
-    work = work or partial(run_command if isinstance(experiment, Command) else train, stop=stop)
+    work = work or partial(run_command if isinstance(runnable, Command) else train, stop=stop)
     variables = dict(os.environ)
-    arguments = (experiment, sender, log_file, work, placement, progress, rendezvous_file, variables)
+    arguments = (runnable, sender, log_file, work, placement, progress, rendezvous_file, variables)
     # a daemonic process could not start its ranks
-    process = CONTEXT.Process(target=child_main, args=arguments, daemon=not experiment.num_ranks_here)
-    start, limit = time.monotonic(), experiment.time_limit
+    process = CONTEXT.Process(target=child_main, args=arguments, daemon=not runnable.num_ranks_here)
+    start, limit = time.monotonic(), runnable.time_limit
     try:
         with starting_processes():
             process.start()  # the first time, this waits until the fork server has imported torch and transformers
         start = time.monotonic()  # without that wait
         sender.close()
-        first_rank = this_machine().number * experiment.num_ranks_here
+        first_rank = this_machine().number * runnable.num_ranks_here
         watch = Watch(limit, progress, SECONDS_BETWEEN_POLLS if cancelled else None, first_rank)
         if reason := _receive_all(receiver, received, observers, watch, cancelled):
             _kill(process)
@@ -177,7 +177,7 @@ def execute(
         _await_end(process)
         receiver.close()
         folder.cleanup()
-    outcome, detail = _judge(experiment, received, process.exitcode, log_file)
+    outcome, detail = _judge(runnable, received, process.exitcode, log_file)
     return Result(
         outcome=outcome,
         detail=detail,
@@ -280,7 +280,7 @@ def _await_end(process: BaseProcess) -> None:
 
 
 def _judge(
-    experiment: Runnable, received: _Received, exit_code: int | None, log_file: Path
+    runnable: Runnable, received: _Received, exit_code: int | None, log_file: Path
 ) -> tuple[Outcome, str | None]:
     """Return the outcome of a process that has ended, and the reason if it failed."""
     if received.failed is not None:
@@ -290,7 +290,7 @@ def _judge(
         if failure is not None and failure.outcome is Outcome.OUT_OF_MEMORY:
             return failure.outcome, failure.detail
         return Outcome.CRASHED, _how_it_died(failure.detail if failure else f"exit code {exit_code}", log_file)
-    budget = experiment.budget_bytes
+    budget = runnable.budget_bytes
     peak = received.memory.peak_bytes if received.memory else None
     if budget is not None and peak is not None and peak > budget:
         return Outcome.OVER_BUDGET, f"its peak of {peak / MIB:,.1f} MiB is over the budget of {budget / MIB:,.1f} MiB"

@@ -37,7 +37,7 @@ class RunFolder:
             InvalidInputError: the folder cannot be written.
 
         """
-        write_result_file(self._run.folder / CONFIG, self._run.experiment.to_yaml())
+        write_result_file(self._run.folder / CONFIG, self._run.runnable.to_yaml())
 
     def append_step(self, record: StepRecord) -> None:
         """Append the metrics of one optimizer step; a full disk is reported once and does not stop the training."""
@@ -58,7 +58,7 @@ class RunFolder:
             InvalidInputError: the folder cannot be written.
 
         """
-        settings = self._run.experiment.params()
+        settings = self._run.runnable.params()
         content = finite({"settings": settings, "metrics": summary.metrics, "result": asdict(result)})
         write_result_file(self._run.folder / RESULT, json.dumps(content, indent=1))
 

@@ -94,8 +94,6 @@ class Acquisition:
     """Of the logarithm of the seconds per token of each."""
     incumbent: int | None
     """Index of the best measured candidate; None if nothing that fits was measured, or the whole front is searched."""
-    gains: Gains | None
-    """The samples of which `remaining_improvement` and `bound` are quantiles; None where they are."""
     residual_rms: float
     """Root mean square residual of the time model, as a fraction."""
     again: int | None
@@ -159,7 +157,6 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
         predicted_seconds=np.exp(mean_N) * tokens_N if measured.log_seconds else None,
         posterior=time.posterior,
         incumbent=None if rules.whole_front else measured.incumbent,
-        gains=gains,
         residual_rms=0.0 if few else time.residual_rms,
         again=again,
     )

@@ -9,10 +9,9 @@ from functools import cache
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.progress import progress
 from pipeline.config.experiment import Experiment
-from pipeline.config.space import Choice, Value
+from pipeline.config.space import Choice, Value, without_size
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
-from pipeline.planning.expectation import SIZE
 from pipeline.prediction.predict_all import counted_causes, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.training.typical_step import typical_step
@@ -128,7 +127,7 @@ def with_work_of_alike(candidates: Sequence[Candidate]) -> list[Candidate]:
     That is one with the same values except for the size; where there is none, with the most values in common, the
     first in the order of the space. Of several sizes it is the closest.
     """
-    others = [tuple(item for item in one.choice.items() if item[0] != SIZE) for one in candidates]
+    others = [without_size(one.choice) for one in candidates]
     known: dict[Others, dict[int, Works]] = {}
     for values, one in zip(others, candidates, strict=True):
         if one.is_work_known:

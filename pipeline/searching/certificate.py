@@ -46,7 +46,7 @@ class Unmeasured:
     reason: str
     """One of NOT_PREDICTED, UNFIT, EXPECTED_UNFIT, FAILING, SLOWER and NOT_TRIED."""
     cause: str | None = None
-    """Why it is not predicted, or which value fails; None for other reasons."""
+    """Why it is not predicted, which value fails, or that it fits too closely; None for other reasons."""
     predicted_deviation: float | None = None
     """Standard deviation of the logarithm of these seconds: 0.2 is about 20 %."""
     probability_of_fit: float | None = None

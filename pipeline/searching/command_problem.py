@@ -1,6 +1,5 @@
 """The search of a command: its placeholders are the dimensions, and its runs are measured through a hook."""
 
-import json
 import math
 import os
 import shlex
@@ -14,26 +13,24 @@ import torch
 
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.processes import num_cores
-from pipeline.base.results import Outcome as RunOutcome
-from pipeline.base.results import Result
+from pipeline.base.results import Outcome, Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB, parse_budget
-from pipeline.config.command import ACCUMULATION, MICRO_BATCH, WORLD_SIZE, Command, remedies
+from pipeline.config.command import ACCUMULATION, Command, remedies
 from pipeline.config.command_template import ALLOCATOR, Template, make_template
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import why_untimed
 from pipeline.config.given import validate, written
 from pipeline.config.runnable import Runnable
-from pipeline.config.space import Choice, Space, sentences
+from pipeline.config.space import MICRO_BATCH, Choice, Space, sentences
 from pipeline.config.variants import read_yaml
-from pipeline.memory.device import device_name, find_device, is_named, total_bytes
+from pipeline.memory.device import device_name, find_device, total_bytes
 from pipeline.memory.work import Work
-from pipeline.prediction.commands.command import Outcome, predict_commands
+from pipeline.prediction.commands.command import Predicted, predict_commands
 from pipeline.runtime.run import measured_summary
 from pipeline.searching.candidates import Candidate, may_fit, with_work_of_alike, without_prediction
 from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused
-from pipeline.searching.interface import Problem
-from pipeline.searching.optuna_samplers import baseline_choices
+from pipeline.searching.interface import Problem, baseline_choices
 from pipeline.searching.problem import automatic_budget
 from pipeline.searching.settings import CommandSearchSettings
 from pipeline.simulation.cards import Card, card_called, find_card
@@ -96,7 +93,7 @@ class CommandProblem(Problem):
         if isinstance(outcome, InvalidInputError):
             raise InvalidInputError(f"no configuration can be simulated: {outcome}\nit was: {command.line}")
 
-    def _outcomes(self, commands: Sequence[Command]) -> Sequence[Outcome]:
+    def _outcomes(self, commands: Sequence[Command]) -> Sequence[Predicted]:
         """Return the prediction of each command.
 
         Raises:
@@ -156,7 +153,7 @@ class CommandProblem(Problem):
 
     def why_none_runs(self, choice: Choice, first: Result) -> str | None:
         """Return what the command itself said, if its plain run failed for another reason than memory."""
-        if first.outcome is not RunOutcome.CRASHED:
+        if first.outcome is not Outcome.CRASHED:
             return None
         line = self.runnable(choice).line
         hints = [EXPANDED] if self.template.looks_expanded else []
@@ -179,18 +176,14 @@ class CommandProblem(Problem):
         return [one for one in ({**baseline, **kept} for baseline in self.baselines) if one in self.space.choices]
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """The command with its files, and the conditions of its runs."""
-        not_part = ("device", "time_limit")
-        facts = {
-            **{name: value for name, value in self.params.items() if name not in not_part},
+    def own_conditions(self) -> dict[str, Any]:
+        """The command with its files."""
+        return {
+            **{name: value for name, value in self.params.items() if name not in ("device", "time_limit")},
             **self.template.digests,
-            **self.conditions,
             "patch": self.settings.patch,
             "env": self.settings.env,
         }
-        stored: dict[str, Any] = json.loads(json.dumps(facts))
-        return stored
 
     @property
     def params(self) -> dict[str, Any]:
@@ -202,16 +195,6 @@ class CommandProblem(Problem):
             "budget": f"{self.budget_bytes / MIB:g}MiB",
             "gpu": None if self.card is None else self.card.name,
         }
-
-    @property
-    def num_devices(self) -> int:
-        """The most processes that the command starts: each trains on a device of its own."""
-        return max(int(str(size)) for size in self.space.dimensions.get(WORLD_SIZE, (self.base.world_size,)))
-
-    @property
-    def is_device_named(self) -> bool:
-        """Whether the setting names one GPU of several."""
-        return is_named(self.settings.device)
 
     @property
     def output(self) -> Path:
@@ -322,7 +305,7 @@ def _unpredicted(choice: Choice, command: Command, *, is_simulated: bool) -> Can
     )
 
 
-def _candidate(candidate: Candidate, outcome: Outcome) -> Candidate:
+def _candidate(candidate: Candidate, outcome: Predicted) -> Candidate:
     if isinstance(outcome, InvalidInputError):
         return without_prediction(candidate, outcome)
     found = replace(candidate, is_expected=False, predicted_bytes=outcome.peak_reserved_bytes, fits=outcome.fits)

@@ -9,10 +9,10 @@ import torch
 
 from pipeline.base.errors import InvalidInputError, close_to, did_you_mean
 from pipeline.base.units import divisors
-from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH, WORLD_SIZE, Command
+from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, WORLD_SIZE, Command
 from pipeline.config.command_template import Template, derived_values
 from pipeline.config.known_command import Lever, scripts_of
-from pipeline.config.space import Choice, Value, size_of
+from pipeline.config.space import MICRO_BATCH, Choice, Value, size_of
 from pipeline.searching.settings import CommandSearchSettings
 
 DERIVED = (ACCUMULATION, EFFECTIVE_BATCH)

@@ -1,5 +1,6 @@
 """What a search needs of its problem: a prediction and a run of each configuration, whatever trains there."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +10,11 @@ from typing import Any
 import torch
 
 from pipeline.base.results import Result
+from pipeline.config.command import ACCUMULATION, WORLD_SIZE
 from pipeline.config.given import dotted, written
 from pipeline.config.runnable import Runnable
-from pipeline.config.space import Choice, Space
+from pipeline.config.space import MICRO_BATCH, Choice, Space
+from pipeline.memory.device import is_named
 from pipeline.runtime.environment import environment
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.settings import SearchSettings
@@ -92,19 +95,25 @@ class Problem(ABC):
         """The plain configurations, the largest micro-batch first."""
 
     @property
-    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """The conditions of the measurements, which one study must have in common, as JSON values."""
+        stored: dict[str, Any] = json.loads(json.dumps({**self.own_conditions, **self.conditions}))
+        return stored
 
     @property
     @abstractmethod
+    def own_conditions(self) -> dict[str, Any]:
+        """What the measurements of this kind of problem have in common beside `conditions`."""
+
+    @property
     def num_devices(self) -> int:
         """The most devices that a configuration of the space trains on."""
+        return max(int(str(size)) for size in self.space.dimensions.get(WORLD_SIZE, (self.base.world_size,)))
 
     @property
-    @abstractmethod
     def is_device_named(self) -> bool:
         """Whether the setting names one GPU of several, as cuda:1 does."""
+        return is_named(str(self.run_values.get("device", "")))
 
     @property
     @abstractmethod
@@ -116,9 +125,16 @@ class Problem(ABC):
     def seed(self) -> int:
         """Seed of Optuna's samplers."""
 
-    @abstractmethod
     def why_none_runs(self, choice: Choice, first: Result) -> str | None:
         """Return why nothing can be measured, as the first plain run shows; None if it does not."""
+        del choice, first  # each configuration may fail for a reason of its own
+        return None
+
+    @property
+    def shared_params(self) -> dict[str, Any]:
+        """The settings that no configuration changes, by dotted name."""
+        varied = {ACCUMULATION, *self.space.dimensions}
+        return {name: value for name, value in self.params.items() if name not in varied}
 
     @property
     def params(self) -> dict[str, Any]:
@@ -164,3 +180,23 @@ class Problem(ABC):
         settings = dict(self.given)
         space = {"space": settings.pop("space")} if "space" in settings else {}  # its dimensions are no settings
         return {name: written(value) for name, value in [*dotted(settings), *space.items()]}
+
+
+def baseline_values(space: Space, defaults: Mapping[str, Any]) -> Choice:
+    """Return the default of each dimension but the micro-batch size, or its first value if the default is not there."""
+    return {
+        name: defaults[name] if defaults[name] in values else values[0]
+        for name, values in space.dimensions.items()
+        if name != MICRO_BATCH
+    }
+
+
+def baseline_choices(space: Space, defaults: Mapping[str, Any]) -> list[Choice]:
+    """Return the configurations of the default precision without checkpointing, the largest micro-batch first."""
+    fixed = baseline_values(space, defaults)
+    sizes = space.dimensions.get(MICRO_BATCH)
+    if sizes is None:
+        return [fixed]
+    ordered = sorted(sizes, key=lambda size: -int(str(size)))
+    choices = ({name: size if name == MICRO_BATCH else fixed[name] for name in space.dimensions} for size in ordered)
+    return [choice for choice in choices if choice not in space.excluded]

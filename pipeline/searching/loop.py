@@ -1,4 +1,8 @@
-"""The trials of a search: proposed, run in clean processes, judged, and stored in the study."""
+"""The trials of a search: proposed, run in clean processes, judged, and stored in the study.
+
+`run_trials` puts what a Proposer proposes into the study's queue. StoredStudy.run_next takes what is first there and
+lets Optuna call back for its measurement, a run in a clean process, since Optuna stores what ends, prunes or fails.
+"""
 
 import math
 import statistics
@@ -12,9 +16,8 @@ from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
-from pipeline.config.command import MICRO_BATCH
 from pipeline.config.runnable import Runnable
-from pipeline.config.space import Choice
+from pipeline.config.space import MICRO_BATCH, Choice
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Execute, Summarize, execute, run
@@ -23,10 +26,10 @@ from pipeline.searching.certificate import Certificate
 from pipeline.searching.interface import Problem
 from pipeline.searching.proposals import Proposer
 from pipeline.searching.results import SearchFindings, Verification, answer_of
-from pipeline.searching.study import Proposal, StoredStudy
+from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME, TrialRecord, judge
-from pipeline.searching.trials import PLAIN, TRIAL, Trial, best_speed, best_trial, label, run_name, trials_in
+from pipeline.searching.trials import PLAIN, TRIAL, Proposal, Trial, best_speed, best_trial, label, run_name, trials_in
 from pipeline.searching.verification import has_taken, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Summary
@@ -56,7 +59,7 @@ class SearchObserver(Observer):
     def lost(self, number: int, is_measured_again: bool) -> None:
         """Receive the number of a trial whose worker died, and whether its configuration is measured again."""
 
-    def check(self, name: str, result: Result) -> None:
+    def verified(self, name: str, result: Result) -> None:
         """Receive a run of the verification that has ended."""
 
 
@@ -87,14 +90,14 @@ class Search:
         self,
         name: str,
         folder: str,
-        experiment: Runnable,
+        runnable: Runnable,
         labels: dict[str, str],
         stop: Stop = never_stop,
         summarize: Summarize | None = None,
     ) -> tuple[Result, dict[str, float]]:
         """Run a configuration of this search in a folder of this name; return its result and summary metrics."""
-        one = Run(name=name, experiment=experiment, folder=self.folder / folder_name(folder), labels=labels)
-        conclude = summarize or partial(self.problem.summary, experiment)
+        one = Run(name=name, runnable=runnable, folder=self.folder / folder_name(folder), labels=labels)
+        conclude = summarize or partial(self.problem.summary, runnable)
         observers = [self.tracker(), self.observer]
         result, found = run(one, observers, stop=stop, summarize=conclude, executor=self.executor)
         return result, dict(found.metrics)
@@ -195,7 +198,7 @@ RunTrials = Callable[["Search", float], None]
 """`run_trials`, or a function that does it by several workers."""
 
 
-def search_and_verify(search: Search, run_trials: RunTrials = run_trials) -> None:
+def search_and_verify(search: Search, by_workers: RunTrials = run_trials) -> None:
     """Run the trials and verify the answer, until what the verification measured leaves nothing worth a trial.
 
     The verifications, and their runs that are no trials, are kept in the search as soon as each has ended. The answer
@@ -204,7 +207,7 @@ def search_and_verify(search: Search, run_trials: RunTrials = run_trials) -> Non
     has no trial, its measurement is added to the study as one.
     """
     deadline, num_verified = deadline_of(search.problem), -1
-    run_trials(search, deadline)
+    by_workers(search, deadline)
     while search.problem.settings.verify_steps and not _stands(search):
         trials = search.trials
         has_new_trials = len(trials) != num_verified
@@ -214,7 +217,7 @@ def search_and_verify(search: Search, run_trials: RunTrials = run_trials) -> Non
         search.verifications.append(_verify(search, trials))
         if search.verification is None:
             return
-        run_trials(search, deadline)
+        by_workers(search, deadline)
         if not has_new_trials:
             return
 
@@ -247,7 +250,7 @@ def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
         again = f" {roles.count(role)}" if roles.count(role) > 1 else ""  # an answer that fails gives way to another
         folder = f"verification-{number + 1:02} {role}{again}"
         done = search.run(name, folder, search.problem.verified(choice), labels, stop)
-        search.observer.check(name, done[0])
+        search.observer.verified(name, done[0])
         if role == PLAIN and store_measurement(search, choice, *done):
             stored.append(choice)
         return done
@@ -281,14 +284,14 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
     names: list[str] = []
 
     def measure(number: int, one: Proposal) -> TrialRecord:
-        experiment = search.problem.runnable(one.choice)
+        runnable = search.problem.runnable(one.choice)
         again = " (measured again)" if one.is_repeat else ""
         names.append(f"{run_name(number)}{again}: {label(one.choice)}")
         of_study = {"study": search.study.name, "study_key": search.study.key}
         labels = {"variant": label(one.choice), **of_study, "trial": str(number + 1)}
-        stop = _trial_length(search.problem, experiment, None if one.is_repeat else to_beat)
-        summarize = partial(_summary, search.problem, experiment, one.predicted_seconds)
-        result, metrics = search.run(names[0], f"trial-{number + 1:02}", experiment, labels, stop, summarize)
+        stop = _trial_length(search.problem, runnable, None if one.is_repeat else to_beat)
+        summarize = partial(_summary, search.problem, runnable, one.predicted_seconds)
+        result, metrics = search.run(names[0], f"trial-{number + 1:02}", runnable, labels, stop, summarize)
         is_first_plain = one.choice in search.problem.baselines and _have_crashed(search.trials)
         if is_first_plain and (reason := search.problem.why_none_runs(one.choice, result)):
             raise InvalidInputError(reason)
@@ -299,7 +302,7 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
         search.observer.trial(names[0], next(one for one in search.trials if one.number == number))
 
 
-def _trial_length(problem: Problem, experiment: Runnable, to_beat: float | None) -> TrialLength:
+def _trial_length(problem: Problem, runnable: Runnable, to_beat: float | None) -> TrialLength:
     """Return when a trial may stop; a slow one is stopped early only if throughput is the only objective.
 
     A repeated one has nothing to beat, since it would be compared with an earlier run of its own.
@@ -307,17 +310,17 @@ def _trial_length(problem: Problem, experiment: Runnable, to_beat: float | None)
     settings = problem.settings
     speed = to_beat if settings.objectives == "throughput" else None
     return TrialLength(
-        warmup_steps=experiment.timing_warmup_steps,
+        warmup_steps=runnable.timing_warmup_steps,
         precision_percent=settings.precision_percent,
-        seconds_to_beat=problem.tokens_per_position(experiment) / speed if speed else None,
+        seconds_to_beat=problem.tokens_per_position(runnable) / speed if speed else None,
     )
 
 
-def _summary(problem: Problem, experiment: Runnable, predicted_seconds: float | None, result: Result) -> Summary:
+def _summary(problem: Problem, runnable: Runnable, predicted_seconds: float | None, result: Result) -> Summary:
     """Return a trial's summary, with its predicted time and the mean loss of the steps that all trials share."""
-    own = problem.summary(experiment, result)
+    own = problem.summary(runnable, result)
     metrics = dict(own.metrics)
-    num_common = experiment.timing_warmup_steps + HOPELESS_STEPS
+    num_common = runnable.timing_warmup_steps + HOPELESS_STEPS
     if len(result.steps) >= num_common:
         metrics["common_steps_loss"] = statistics.fmean(record.loss for record in result.steps[:num_common])
     if predicted_seconds is not None:
@@ -352,7 +355,7 @@ def findings_of(
         verification=verification,
         extra=tuple(run for run in runs if run.source != TRIAL),
         notes=problem.notes,
-        settings={name: value for name, value in problem.params.items() if name not in problem.space.dimensions},
+        settings=problem.shared_params,
         given=problem.given_words,
         num_trials=problem.settings.num_trials,
         environment=environment(problem.base.device),

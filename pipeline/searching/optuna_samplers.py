@@ -2,8 +2,7 @@
 
 import random
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -67,25 +66,3 @@ def next_baseline(baselines: Sequence[Choice], fitting: Collection[Choice], take
     too_large = max((i for i, choice in enumerate(baselines[:fits]) if choice in taken), default=-1)
     possible = baselines[too_large + 1 : fits]
     return possible[len(possible) // 2] if possible else None
-
-
-def baseline_values(space: Space, defaults: Mapping[str, Any]) -> Choice:
-    """Return the default of each dimension but the micro-batch size, or its first value if the default is not there."""
-    return {
-        name: defaults[name] if defaults[name] in values else values[0]
-        for name, values in space.dimensions.items()
-        if name != "micro_batch_size"
-    }
-
-
-def baseline_choices(space: Space, defaults: Mapping[str, Any]) -> list[Choice]:
-    """Return the configurations of the default precision without checkpointing, the largest micro-batch first."""
-    fixed = baseline_values(space, defaults)
-    sizes = space.dimensions.get("micro_batch_size")
-    if sizes is None:
-        return [fixed]
-    ordered = sorted(sizes, key=lambda size: -int(str(size)))
-    choices = (
-        {name: size if name == "micro_batch_size" else fixed[name] for name in space.dimensions} for size in ordered
-    )
-    return [choice for choice in choices if choice not in space.excluded]

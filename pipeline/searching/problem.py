@@ -1,6 +1,5 @@
 """The search of Fitproof's own training: the settings that all trials share and the space, all checked."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -29,8 +28,7 @@ from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.summary import summary
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.candidates import Candidate, known_peaks, unpredicted, with_predictions
-from pipeline.searching.interface import Problem
-from pipeline.searching.optuna_samplers import baseline_choices, baseline_values
+from pipeline.searching.interface import Problem, baseline_choices, baseline_values
 from pipeline.searching.settings import SearchSettings
 from pipeline.training.metrics import Summary
 from pipeline.training.typical_step import evaluation_note, lengths_note, typical_step
@@ -55,17 +53,9 @@ class SearchProblem(Problem):
         """Makes the Experiments of the space."""
         return Configurations(self.run_values, "search")
 
-    def experiment(self, choice: Choice) -> Experiment:
-        """Return the Experiment of one configuration."""
-        return self.configurations.experiment(choice)
-
-    def why_refused(self, choice: Choice) -> str | None:
-        """Return why a configuration cannot be in the space, whether or not its values are; None if it can."""
-        return _refusal(self.configurations, hardware_of(self.base.device), self.settings.mathematics, choice)
-
     def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return what is known of each configuration before its prediction, in their order."""
-        return [unpredicted(choice, self.experiment(choice)) for choice in choices]
+        return [unpredicted(choice, self.runnable(choice)) for choice in choices]
 
     @property
     def num_predicted_at_once(self) -> int:
@@ -79,11 +69,11 @@ class SearchProblem(Problem):
 
     def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates with their predictions, in their order."""
-        return with_predictions(candidates, [self.experiment(one.choice) for one in candidates], self.budget_bytes)
+        return with_predictions(candidates, [self.runnable(one.choice) for one in candidates], self.budget_bytes)
 
     def runnable(self, choice: Choice) -> Experiment:
         """Return the Experiment of one configuration."""
-        return self.experiment(choice)
+        return self.configurations.experiment(choice)
 
     def verified(self, choice: Choice) -> Experiment:
         """Return the Experiment of a trial with as many optimizer steps as an answer is verified for."""
@@ -105,24 +95,10 @@ class SearchProblem(Problem):
         assert isinstance(runnable, Experiment)
         return typical_step(runnable, runnable.read_corpus()).tokens_per_position
 
-    def why_none_runs(self, choice: Choice, first: Result) -> None:
-        """Return None: each configuration may fail for a reason of its own."""
-        return
-
     def how_to_fit(self, candidates: Sequence[Candidate]) -> str:
         """Return the change of the leanest configuration that lowers its peak most, and what clipping costs."""
         _, number = min(known_peaks(candidates))
         return f"{_change_that_helps(self, candidates[number].choice)}{_what_clipping_costs(self, candidates)}"
-
-    @property
-    def num_devices(self) -> int:
-        """The most devices that a configuration of the space trains on."""
-        return max(int(str(size)) for size in self.space.dimensions.get("world_size", (self.base.world_size,)))
-
-    @property
-    def is_device_named(self) -> bool:
-        """Whether the setting names one GPU of several, as cuda:1 does."""
-        return is_named(str(self.run_values.get("device", "")))
 
     @property
     def output(self) -> Path:
@@ -165,17 +141,14 @@ class SearchProblem(Problem):
         return sorted(found, key=size_of, reverse=True)
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """Return the conditions of the measurements, which one study must have in common, as JSON values."""
+    def own_conditions(self) -> dict[str, Any]:
+        """The settings that all trials share, the code of user techniques, and whether lengths vary."""
         left_out = {*NOT_PART_OF_IDENTITY, *self.space.dimensions}
-        facts = {
+        return {
             **{name: value for name, value in self.base.params().items() if name not in left_out},
-            **self.conditions,
             **self._user_techniques(),
             **({"lengths": "of each micro-batch"} if self.base.lengths_vary else {}),
         }
-        stored: dict[str, Any] = json.loads(json.dumps(facts))
-        return stored
 
     def _user_techniques(self) -> dict[str, str]:
         """Return a digest of the code of each user technique that has a dimension."""
@@ -274,7 +247,7 @@ def _check(problem: SearchProblem) -> None:
     reason = why_untimed("verify_steps", settings.verify_steps, problem.base.settings.timing_warmup_steps)
     if settings.verify_steps and reason:
         raise InvalidInputError(f"{reason}, or 0 to skip the verification")
-    experiments = [problem.experiment(choice) for choice in problem.space.choices]
+    experiments = [problem.runnable(choice) for choice in problem.space.choices]
     check_shapes(experiments)
     prepared: set[tuple[Any, ...]] = set()
     for choice, experiment in zip(problem.space.choices, experiments, strict=True):
@@ -287,14 +260,14 @@ def _check(problem: SearchProblem) -> None:
 def _what_clipping_costs(problem: SearchProblem, candidates: Sequence[Candidate]) -> str:
     """Return what the candidates would need without clipping, as further text."""
     known = [(candidates[number], peak_bytes) for peak_bytes, number in known_peaks(candidates)]
-    peaks = [(problem.experiment(one.choice).with_random_weights("cpu"), peak_bytes) for one, peak_bytes in known]
+    peaks = [(problem.runnable(one.choice).with_random_weights("cpu"), peak_bytes) for one, peak_bytes in known]
     sentence = cost_of_clipping(peaks, hardware_of(problem.base.device), problem.budget_bytes)
     return f". {sentence.removesuffix('.')}" if sentence else ""
 
 
 def _change_that_helps(problem: SearchProblem, choice: Choice) -> str:
     """Return the change of one setting that lowers the smallest predicted peak most, and the new peak, as text."""
-    settings: Any = problem.experiment(choice).settings
+    settings: Any = problem.runnable(choice).settings
     changes = {
         "micro_batch_size": 1,
         "checkpointing": "every_layer",
@@ -302,10 +275,12 @@ def _change_that_helps(problem: SearchProblem, choice: Choice) -> str:
         "loss_kernel": "chunked",
         "sequence_length": max(2, settings.sequence_length // 2),
     }
+    hardware, limit = hardware_of(problem.base.device), problem.settings.mathematics
     others = {
         name: value
         for name, value in changes.items()
-        if getattr(settings, name) != value and problem.why_refused({**choice, name: value}) is None
+        if getattr(settings, name) != value
+        and _refusal(problem.configurations, hardware, limit, {**choice, name: value}) is None
     }
     changed = problem.unpredicted([{**choice, name: value} for name, value in others.items()])
     candidates = problem.predicted(changed) if changed else []

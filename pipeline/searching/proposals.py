@@ -23,8 +23,8 @@ from pipeline.searching.certificate import (
 from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import choose, next_baseline
 from pipeline.searching.sampler import PredictiveSampler
-from pipeline.searching.study import Proposal, StoredStudy
-from pipeline.searching.trials import FAILED, Trial, one_per_configuration
+from pipeline.searching.study import StoredStudy
+from pipeline.searching.trials import FAILED, Proposal, Trial, one_per_configuration
 
 
 class Proposer(Protocol):
@@ -98,7 +98,7 @@ class PredictiveProposer:
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
         """Return what to measure again, else the best candidate, or TPE's if the time model is not adequate."""
-        acquisition = self._study.evaluate(self._sampler, extra)
+        acquisition = self._sampler.evaluate(self._study.study, extra=extra)
         bound = stated(acquisition.bound, self._problem.settings.gap)
         if acquisition.again is not None:
             choice = self._sampler.candidates[acquisition.again].choice
@@ -116,12 +116,12 @@ class PredictiveProposer:
         """Return the first baseline that is feasible."""
         baselines = {self._sampler.number_of(choice): choice for choice in self._problem.baseline_beside(answer)}
         self._sampler.predict(number for number in baselines if number is not None)
-        feasible = self._study.evaluate(self._sampler, is_last=True).feasible
+        feasible = self._sampler.evaluate(self._study.study, is_last=True).feasible
         return next((choice for number, choice in baselines.items() if number in feasible), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Certificate:
         """Return the bound after these measurements, and the configurations that were not measured."""
-        acquisition = self._study.evaluate(self._sampler, extra, is_last=True)
+        acquisition = self._sampler.evaluate(self._study.study, extra=extra, is_last=True)
         counting = one_per_configuration(rows)
         choices = [*(row.choice for row in counting), *(one.choice for one in extra)]
         measured = {self._sampler.number_of(choice) for choice in choices} - {None}
@@ -168,7 +168,7 @@ class PredictiveProposer:
             if choice is None or number is None or not sampler.needs_prediction(number):
                 return None if choice is None else Proposal(choice)
             sampler.predict([number])
-            acquisition = study.evaluate(sampler, extra, is_last=True)
+            acquisition = sampler.evaluate(study.study, extra=extra, is_last=True)
 
     def _unmeasured(self, number: int, acquisition: Acquisition) -> Unmeasured:
         candidate, seconds = self._sampler.candidates[number], acquisition.predicted_seconds
@@ -188,7 +188,10 @@ class PredictiveProposer:
         is_proven = acquisition.is_adequate and remaining is not None and remaining <= self._problem.settings.gap
         unfit = EXPECTED_UNFIT if candidate.is_expected else UNFIT
         if number not in acquisition.possible:
-            return replace(of_itself, reason=unfit)
+            rules = self._sampler.rules
+            is_close = candidate.predicted_bytes <= rules.budget_bytes
+            cause = f"fits with a probability below fit_confidence={rules.fit_confidence:g}"
+            return replace(of_itself, reason=unfit, cause=cause if is_close else None)
         return replace(of_itself, reason=SLOWER) if is_proven else of_itself
 
 

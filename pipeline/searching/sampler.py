@@ -1,4 +1,8 @@
-"""The predictive sampler for any Optuna study: it proposes the best candidate of a space, and predicts on the way."""
+"""The predictive sampler: it proposes the best candidate of a space, and predicts on the way.
+
+A search asks evaluate() for the candidates on all trials. The methods of Optuna's BaseSampler serve a study of the
+user's own, which asks for one trial after the other.
+"""
 
 import contextlib
 import copy
@@ -15,9 +19,11 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome
+from pipeline.config.space import key_of
+from pipeline.planning.expectation import NUM_FRUITLESS
 from pipeline.searching.acquisition import Acquisition, Rules, evaluate
-from pipeline.searching.candidates import Candidate
-from pipeline.searching.expected import with_expectations
+from pipeline.searching.candidates import Candidate, known_peaks
+from pipeline.searching.expected import expectation_of, with_expectations
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND, OUTCOME, REPEAT, is_known
 from pipeline.searching.trials import TOO_LARGE, Trial
@@ -58,7 +64,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
         self.candidates, self.rules = tuple(candidates), rules
         self._predict, self._num_at_once = predict, num_at_once
         self._lock = threading.RLock()
-        self._numbers = {_key(candidate.choice): number for number, candidate in enumerate(candidates)}
+        self._numbers = {key_of(candidate.choice): number for number, candidate in enumerate(candidates)}
         self._distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(list(dict.fromkeys(candidate.choice[name] for candidate in candidates)))
             for name in candidates[0].choice
@@ -79,10 +85,19 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             known = {**dict(enumerate(self.candidates)), **dict(zip(expected, predicted, strict=True))}
             self.candidates = tuple(with_expectations([*known.values()], self.rules.budget_bytes, self.rules.kind))
 
-    def predict_leanest(self) -> None:
-        """Predict those that are expected to need the least memory."""
-        expected = [(one.predicted_bytes or 0, number) for number, one in enumerate(self.candidates) if one.is_expected]
-        self.predict(number for _, number in sorted(expected)[: self._num_at_once])
+    def predict_leanest(self) -> bool:
+        """Predict those that are expected to need the least memory; return whether one that may was left.
+
+        After NUM_FRUITLESS predictions only what differs in one value from the leanest may need less.
+        """
+        expected = {number: one.predicted_bytes or 0 for number, one in enumerate(self.candidates) if one.is_expected}
+        if len(self.candidates) - len(expected) >= NUM_FRUITLESS:
+            peaks = {number: float(peak_bytes) for peak_bytes, number in known_peaks(self.candidates)}
+            accumulates = [one.num_passes > 1 for one in self.candidates]
+            beside = expectation_of(self.candidates).beside_leanest(peaks, accumulates)
+            expected = {number: peak for number, peak in expected.items() if number in beside}
+        self.predict(sorted(expected, key=expected.__getitem__)[: self._num_at_once])
+        return bool(expected)
 
     def evaluate(
         self,
@@ -126,7 +141,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
 
     def number_of(self, choice: Mapping[str, Any]) -> int | None:
         """Return the index of a configuration; None if it is not in the space, as one that had another package."""
-        return self._numbers.get(_key(choice))
+        return self._numbers.get(key_of(choice))
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all dimensions."""
@@ -243,7 +258,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
 
     def _number(self, trial: FrozenTrial) -> int | None:
         """Return the index of a trial's configuration; None if it is not in the space."""
-        known = self._numbers.get(_key(trial.params))
+        known = self._numbers.get(key_of(trial.params))
         stored = trial.system_attrs.get(CANDIDATE)
         return known if known is not None or stored is None else int(stored)
 
@@ -258,10 +273,6 @@ def _is_interrupted(trial: FrozenTrial) -> bool:
 def _is_lower_bound(trial: FrozenTrial, excess: float) -> bool:
     """Whether a trial ended before its peak: as stored with it, else if it was pruned over the budget."""
     return bool(trial.user_attrs.get(LOWER_BOUND, trial.state is TrialState.PRUNED and excess > 0))
-
-
-def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(params.items(), key=lambda pair: pair[0]))
 
 
 def _log_seconds(value: float, candidate: Candidate, maximize: bool) -> float:

@@ -89,5 +89,5 @@ class CommandSearchSettings(CommandSettings, SearchSettings):
     """Folder of the results on local disk."""
 
 
-class EntrySettings(CommandSettings, SearchSettings):
+class SearchEntrySettings(CommandSettings, SearchSettings):
     """What the entry point adds to the settings of a run."""

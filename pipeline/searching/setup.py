@@ -15,9 +15,6 @@ from pipeline.searching.sampler import Predict, PredictiveSampler
 from pipeline.searching.settings import CommandSettings
 from pipeline.searching.trials import label
 
-NUM_FRUITLESS_ROUNDS = 4
-"""Rounds of the smallest expected peaks after which nothing is taken to fit."""
-
 
 def problem_of(given: Mapping[str, Any]) -> Problem:
     """Return the problem, every configuration of its space checked.
@@ -64,11 +61,10 @@ def make_sampler(problem: Problem, predict: Predict | None = None) -> Predictive
     are_all = are_timed_meanwhile or len(choices) <= problem.num_predicted_first
     sampler.predict(range(len(choices)) if are_all else expectation_of(unpredicted).first())
     problem.check_first([one for one in sampler.candidates if not one.is_expected])
-    for _ in range(NUM_FRUITLESS_ROUNDS):
-        if sampler.first is not None:
-            return sampler
-        sampler.predict_leanest()
-    raise InvalidInputError(_nothing_fits(problem, sampler.candidates))
+    while sampler.first is None:
+        if not sampler.predict_leanest():
+            raise InvalidInputError(_nothing_fits(problem, sampler.candidates))
+    return sampler
 
 
 def _nothing_fits(problem: Problem, candidates: Sequence[Candidate]) -> str:

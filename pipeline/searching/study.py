@@ -24,14 +24,12 @@ from pipeline.base.results import Outcome
 from pipeline.config.space import Choice, Space
 from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run import WorkerLostError
-from pipeline.searching.acquisition import Acquisition
 from pipeline.searching.optuna_samplers import distributions_of
-from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
 from pipeline.searching.trial_record import DETAIL, METRICS, OUTCOME, REPEAT, TrialRecord, is_known
-from pipeline.searching.trials import Trial
+from pipeline.searching.trials import Proposal
 
 IDENTITY, KEY, WORKER = "identity", "key", "worker"
 """Attributes of a study, what distinguishes it from those of its name elsewhere, and of a trial that was taken."""
@@ -48,19 +46,6 @@ TRIES = 2
 
 OPEN = (TrialState.RUNNING, TrialState.WAITING)
 """States of trials that have not ended."""
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A configuration to measure."""
-
-    choice: Choice
-    predicted_seconds: float | None = None
-    """Predicted seconds of an optimizer step; None before anything was measured, and for a repeated measurement."""
-    is_repeat: bool = False
-    """Whether it was measured before."""
-    bound: float | None = None
-    """The stated bound of the fraction by which the best configuration is faster than the best measured one so far."""
 
 
 Measure = Callable[[int, Proposal], TrialRecord]
@@ -130,6 +115,11 @@ class StoredStudy:
         self._study.sampler = RandomSampler()  # proposes nothing: all parameters of a queued trial are known
 
     @property
+    def study(self) -> optuna.Study:
+        """Optuna's own study."""
+        return self._study
+
+    @property
     def name(self) -> str:
         """Name of the study in its storage."""
         return str(self._study.study_name)
@@ -171,12 +161,6 @@ class StoredStudy:
     def announce(self, session: Session) -> None:
         """Store the search that begins now, so that other workers can join it."""
         self._study.set_user_attr(SESSION, asdict(session))
-
-    def evaluate(
-        self, sampler: PredictiveSampler, extra: Sequence[Trial] = (), *, is_last: bool = False
-    ) -> Acquisition:
-        """Return the sampler's candidates evaluated on all trials, and on the measurements `extra`."""
-        return sampler.evaluate(self._study, extra=extra, is_last=is_last)
 
     def enqueue(self, one: Proposal, space: Space) -> bool:
         """Add a configuration to the queue; return False if it is taken.

@@ -9,6 +9,7 @@ from pipeline.base.results import Outcome
 from pipeline.base.units import MIB, in_four_digits
 from pipeline.config.given import written
 from pipeline.config.settings import default_values
+from pipeline.config.space import Choice
 from pipeline.training.metrics import limited_peak_mib, speed_in
 from pipeline.training.timing import is_slowed, mean_speed
 
@@ -26,6 +27,19 @@ FAILED = (Outcome.CRASHED, Outcome.DIVERGED, Outcome.TIMED_OUT)
 """Outcomes that tell neither the memory nor the time of a configuration."""
 ALWAYS = ("micro_batch_size", "sequence_length")
 """Dimensions that are shown even where they have their default."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration to measure."""
+
+    choice: Choice
+    predicted_seconds: float | None = None
+    """Predicted seconds of an optimizer step; None before anything was measured, and for a repeated measurement."""
+    is_repeat: bool = False
+    """Whether it was measured before."""
+    bound: float | None = None
+    """The stated bound of the fraction by which the best configuration is faster than the best measured one so far."""
 
 
 @dataclass(frozen=True, kw_only=True)

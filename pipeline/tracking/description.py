@@ -20,7 +20,7 @@ MEASURED: Mapping[str, str] = {
 
 def description(run: Run, result: Result, metrics: Mapping[str, float]) -> str:
     """Return the description of a run that has ended."""
-    parts = [_what(run.labels), _outcome(result, metrics), _settings(run.experiment.params())]
+    parts = [_what(run.labels), _outcome(result, metrics), _settings(run.runnable.params())]
     return "\n\n".join(filter(None, parts))
 
 

@@ -25,9 +25,9 @@ from pipeline.runtime.environment import allocator_configuration, environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, write_result_file
-from pipeline.runtime.signals import interrupt_on_signal
 from pipeline.tracking.description import description
 from pipeline.tracking.experiment import find_or_create, set_kind
+from pipeline.tracking.run_of_job import RUN
 from pipeline.tracking.sender import Sender
 from pipeline.tracking.store import STATUS, connect, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
@@ -168,25 +168,25 @@ class _ChildRun(Observer):
     def started(self, run: Run) -> None:
         """Begin the child run."""
         self._run = run
-        experiment, about = run.experiment, environment(run.experiment.device)
+        runnable, about = run.runnable, environment(run.runnable.device)
         tags = {
             **resolve_tags(),
             "mlflow.parentRunId": str(self._siblings.parent.run_id),
             "technique": self._siblings.entry,
-            "device": str(experiment.device),
+            "device": str(runnable.device),
             **{name: value for name, value in about.items() if name in ENVIRONMENT_TAGS},
-            "allocator": allocator_configuration({**os.environ, **experiment.environment}),
+            "allocator": allocator_configuration({**os.environ, **runnable.environment}),
             **run.labels,
         }
-        if experiment.environment:  # variables that techniques set for the run's process
-            tags["environment"] = " ".join(f"{name}={value}" for name, value in experiment.environment.items())
+        if runnable.environment:  # variables that techniques set for the run's process
+            tags["environment"] = " ".join(f"{name}={value}" for name, value in runnable.environment.items())
         manifest = _manifest(self._siblings.parent, run.name, tags)
         self._child = TrackedRun(UnsentRun.create(run.folder, manifest), self._siblings.sender)
         self._sent_at = time.monotonic()
-        self._child.params(experiment.params())
-        if isinstance(experiment, Experiment):
-            prepared = experiment.prepare()
-            self._child.dataset(experiment.settings.corpus, prepared.digest, prepared.source, len(prepared.train))
+        self._child.params(runnable.params())
+        if isinstance(runnable, Experiment):
+            prepared = runnable.prepare()
+            self._child.dataset(runnable.settings.corpus, prepared.digest, prepared.source, len(prepared.train))
         self._child.existing_files((CONFIG, None))
 
     def step(self, record: StepRecord) -> None:
@@ -262,22 +262,18 @@ def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator
 
 
 @contextmanager
-def open_job(
-    entry: str, subject: str, output: Path, about: Mapping[str, str] | None = None, run_id: str | None = None
-) -> Iterator[Job]:
+def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | None = None) -> Iterator[Job]:
     """Yield the job's run: the one that `mlflow run` has created, or a new one; it ends FINISHED, FAILED or KILLED.
 
-    `about` is the environment in which it measures, which is logged as environment.json. `run_id` is the run that
-    `mlflow run` has created; None: MLFLOW_RUN_ID names it, if there is one.
+    `about` is the environment in which it measures, which is logged as environment.json.
 
     Raises:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
 
     """
-    interrupt_on_signal()
     folder = _make_folder(output, entry)
     try:
-        client, run = _adopt_or_create(entry, f"{entry} {subject}", run_id)
+        client, run = _adopt_or_create(entry, f"{entry} {subject}")
     except InvalidInputError:
         folder.rmdir()
         raise
@@ -344,12 +340,11 @@ def _make_folder(output: Path, entry: str) -> Path:
         ) from error
 
 
-def _adopt_or_create(entry: str, name: str, run_id: str | None) -> tuple[MlflowClient, Any]:
-    """Return the client and the run; MLFLOW_RUN_ID names the one that `mlflow run` has created for this job."""
+def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
+    """Return the client and the run: the one that `mlflow run` has created for this job, or a new one."""
     try:
         client = connect()
-        given = os.environ.pop("MLFLOW_RUN_ID", None) or run_id
-        if given:
+        if given := os.environ.pop(RUN, None):
             run = client.get_run(given)
         else:
             run = client.create_run(find_or_create(client), tags=resolve_tags(), run_name=name)

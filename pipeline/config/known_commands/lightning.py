@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
-from pipeline.config.command import ACCUMULATION, MICRO_BATCH
+from pipeline.config.command import ACCUMULATION
 from pipeline.config.known_command import BF16, KnownCommand, Lever, scripts_of
+from pipeline.config.space import MICRO_BATCH
 
 
 class Lightning(KnownCommand):

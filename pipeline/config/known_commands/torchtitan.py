@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
-from pipeline.config.command import EFFECTIVE_BATCH, MICRO_BATCH
+from pipeline.config.command import EFFECTIVE_BATCH
 from pipeline.config.known_command import CHECKPOINTING, KnownCommand, Lever
+from pipeline.config.space import MICRO_BATCH
 
 
 class Torchtitan(KnownCommand):

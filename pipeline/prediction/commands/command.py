@@ -61,11 +61,11 @@ class CommandPrediction:
         return self.peak_reserved_bytes <= budget_bytes
 
 
-Outcome = CommandPrediction | InvalidInputError
+Predicted = CommandPrediction | InvalidInputError
 """A prediction, or why there is none."""
 
 
-def predict_commands(commands: Sequence[Command], card: Card, may_install: bool) -> list[Outcome]:
+def predict_commands(commands: Sequence[Command], card: Card, may_install: bool) -> list[Predicted]:
     """Return the prediction of each command in their order; as many are simulated at a time as there are cores.
 
     Raises:
@@ -87,7 +87,7 @@ def predict_commands(commands: Sequence[Command], card: Card, may_install: bool)
     return outcomes
 
 
-def _predict(command: Command, card: Card, may_install: bool, stop: Event) -> Outcome:
+def _predict(command: Command, card: Card, may_install: bool, stop: Event) -> Predicted:
     build = _build(python_of(on_cuda_build(command.words, may_install)))
     file = cache_folder() / f"command-{_key(command, build, card)}.json"
     if file.exists():
@@ -111,7 +111,7 @@ def _predict(command: Command, card: Card, may_install: bool, stop: Event) -> Ou
     return outcome
 
 
-def _simulated(wanted: Simulate, folder: Path) -> Outcome:
+def _simulated(wanted: Simulate, folder: Path) -> Predicted:
     program = (str(Path.cwd()), *wanted.command[:2])
     wanted = replace(with_room(wanted), values=program in _NEED_VALUES)
     try:

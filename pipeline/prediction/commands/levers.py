@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, MICRO_BATCH
+from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH
 from pipeline.config.command_options import option_of, with_option
 from pipeline.config.command_template import ALLOCATOR, KNOWN, Template, known_command
 from pipeline.config.known_command import KnownCommand, Lever, scripts_of
-from pipeline.config.space import Value
+from pipeline.config.space import MICRO_BATCH, Value
 
 EXPANDABLE = "expandable_segments:True"
 UNKNOWN_PRICE = "not known"
