@@ -17,6 +17,7 @@ from test_simulate import CUDA_PYTHON, needs_cuda_build
 from pipeline.cli import main
 from pipeline.prediction.commands.memory_baseline import LineMemory, MemoryBaseline, read_baseline, write_baseline
 from pipeline.prediction.commands.memory_check import line_changes
+from pipeline.tracking.run_of_job import take_run_of_job
 
 SCRIPT = """
 import torch
@@ -119,14 +120,13 @@ def test_a_baseline_is_written_only_of_what_passed(
 @needs_cuda_build
 def test_a_command_does_not_log_to_the_run_of_the_job(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """`mlflow run` names the job's run in a variable that MLflow in the command would follow."""
-    monkeypatch.setenv("FITPROOF_RUN_ID", "")  # set by main(), and restored after this test
     monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
     monkeypatch.chdir(project.folder)
     Path("train.py").write_text("import os; open('seen', 'w').write(os.environ.get('MLFLOW_RUN_ID', ''))")
     words = ["--gpu", "a100", "--max_reserved", "1GiB", "--command", f"{CUDA_PYTHON} train.py"]
     assert main(["check", *words]) == 2, "it uses no card"
     assert Path("seen").read_text() == ""
-    assert os.environ["FITPROOF_RUN_ID"] == "0" * 32
+    assert take_run_of_job() == "0" * 32 and "MLFLOW_RUN_ID" not in os.environ
 
 
 def changed(**changes: Any) -> MemoryBaseline:

@@ -126,7 +126,7 @@ def test_the_bound_of_a_proposal_is_the_stated_one(finished: Finished) -> None:
     sampler, study, numbers = finished
     begun: Any = optuna.create_study(direction="maximize")
     begun.add_trials([trial for trial in study.trials if trial.params in [CANDIDATES[n].choice for n in numbers[:4]]])
-    stored: Any = SimpleNamespace(study=begun)
+    stored: Any = SimpleNamespace(optuna_study=begun)
     bound = sampler.evaluate(begun).bound
     assert bound is not None and 0 < bound < 0.9
     for gap in (0.9, bound / 2):

@@ -178,7 +178,7 @@ def test_many_workers_keep_the_study_consistent(problem: SearchProblem, database
         ends[name] = trial.datetime_complete
     spans = [(trial.datetime_start, trial.datetime_complete) for trial in measured]
     assert max(sum(began <= start < ended for began, ended in spans) for start, _ in spans) >= LEAST_AT_ONCE
-    acquisition = sampler_of(problem).evaluate(parts[0].study.study)
+    acquisition = sampler_of(problem).evaluate(parts[0].study.optuna_study)
     assert acquisition.next is acquisition.again is None and not acquisition.is_waiting
     fitting = [speed for name, speed in speeds.items() if peaks[name] <= BUDGET_MIB]
     answer = max(trial.values[0] for trial in measured if trial.constraints[CONSTRAINT] <= 0)

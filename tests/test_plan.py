@@ -25,7 +25,7 @@ from pipeline.report.findings import read_findings, report_of
 from pipeline.report.heat_map import _shown, fit_plot
 from pipeline.report.page import to_html
 
-HARDWARE = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
+CARDS = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_its_prediction_for_a_cpu_is_what_a_run_then_measures(finished: tuple[Pr
 
 @pytest.mark.slow
 def test_several_cards_give_a_line_each(project: Project) -> None:
-    done = project.mlflow_run_here("plan", {**HARDWARE, "space": json.dumps({**THREE_LEVERS, "precision": "auto"})})
+    done = project.mlflow_run_here("plan", {**CARDS, "space": json.dumps({**THREE_LEVERS, "precision": "auto"})})
     assert done.returncode == 0, done.stderr
     cards = table(project, "cards").set_index("card")
     assert list(cards.index) == [find_hardware(name).name for name in ("rtx4090", "t4")]
@@ -97,7 +97,7 @@ def test_several_cards_give_a_line_each(project: Project) -> None:
 )
 def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str, project: Project) -> None:
     before = len(project.runs())
-    done = project.here("plan", {**HARDWARE, "gpu": "t4", **settings})
+    done = project.here("plan", {**CARDS, "gpu": "t4", **settings})
     assert done.returncode == 2, done.stdout
     assert words in done.stderr and len(done.stderr.strip().splitlines()) <= 2
     assert len(project.runs()) == before
@@ -105,7 +105,7 @@ def test_what_cannot_be_planned_is_refused(settings: dict[str, str], words: str,
 
 def test_mlflow_run_passes_on_what_the_user_gave_and_nothing_else(project: Project) -> None:
     """Also where the value is the default: it pins its dimension."""
-    given = {**HARDWARE, "gpu": "rtx4090", "effective_batch_size": "8", "precision": "fp32", "micro_batch_size": "8"}
+    given = {**CARDS, "gpu": "rtx4090", "effective_batch_size": "8", "precision": "fp32", "micro_batch_size": "8"}
     done = project.mlflow_run_here("plan", given)
     assert done.returncode == 0, done.stderr
     rows = table(project, "plan_nvidia_geforce_rtx_4090")
@@ -118,13 +118,13 @@ def test_mlflow_run_passes_on_what_the_user_gave_and_nothing_else(project: Proje
 
 @pytest.mark.quick
 def test_nothing_fits_is_an_answer(project: Project) -> None:
-    done = project.here("plan", {**HARDWARE, "gpu": "cpu", "budget": "0.3MiB"})
+    done = project.here("plan", {**CARDS, "gpu": "cpu", "budget": "0.3MiB"})
     assert done.returncode == 1, done.stderr
     assert "Nothing is predicted to fit 0 MiB" in " ".join(done.stdout.split())
 
 
 def test_a_card_that_can_run_nothing_says_why(project: Project) -> None:
-    done = project.here("plan", {**HARDWARE, "gpu": "t4", "precision": "bf16"})
+    done = project.here("plan", {**CARDS, "gpu": "t4", "precision": "bf16"})
     assert done.returncode == 2, done.stdout
     words = " ".join(done.stderr.split())
     assert "Tesla T4: bf16 needs" in words and "left out" not in words and "no configuration is" in words

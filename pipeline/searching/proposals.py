@@ -98,7 +98,7 @@ class PredictiveProposer:
 
     def next(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
         """Return what to measure again, else the best candidate, or TPE's if the time model is not adequate."""
-        acquisition = self._sampler.evaluate(self._study.study, extra=extra)
+        acquisition = self._sampler.evaluate(self._study.optuna_study, extra=extra)
         bound = stated(acquisition.bound, self._problem.settings.gap)
         if acquisition.again is not None:
             choice = self._sampler.candidates[acquisition.again].choice
@@ -116,12 +116,12 @@ class PredictiveProposer:
         """Return the first baseline that is feasible."""
         baselines = {self._sampler.number_of(choice): choice for choice in self._problem.baseline_beside(answer)}
         self._sampler.predict(number for number in baselines if number is not None)
-        feasible = self._sampler.evaluate(self._study.study, is_last=True).feasible
+        feasible = self._sampler.evaluate(self._study.optuna_study, is_last=True).feasible
         return next((choice for number, choice in baselines.items() if number in feasible), None)
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Certificate:
         """Return the bound after these measurements, and the configurations that were not measured."""
-        acquisition = self._sampler.evaluate(self._study.study, extra=extra, is_last=True)
+        acquisition = self._sampler.evaluate(self._study.optuna_study, extra=extra, is_last=True)
         counting = one_per_configuration(rows)
         choices = [*(row.choice for row in counting), *(one.choice for one in extra)]
         measured = {self._sampler.number_of(choice) for choice in choices} - {None}
@@ -168,7 +168,7 @@ class PredictiveProposer:
             if choice is None or number is None or not sampler.needs_prediction(number):
                 return None if choice is None else Proposal(choice)
             sampler.predict([number])
-            acquisition = sampler.evaluate(study.study, extra=extra, is_last=True)
+            acquisition = sampler.evaluate(study.optuna_study, extra=extra, is_last=True)
 
     def _unmeasured(self, number: int, acquisition: Acquisition) -> Unmeasured:
         candidate, seconds = self._sampler.candidates[number], acquisition.predicted_seconds

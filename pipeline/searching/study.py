@@ -115,7 +115,7 @@ class StoredStudy:
         self._study.sampler = RandomSampler()  # proposes nothing: all parameters of a queued trial are known
 
     @property
-    def study(self) -> optuna.Study:
+    def optuna_study(self) -> optuna.Study:
         """Optuna's own study."""
         return self._study
 

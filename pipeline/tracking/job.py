@@ -27,7 +27,7 @@ from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, write_result_file
 from pipeline.tracking.description import description
 from pipeline.tracking.experiment import find_or_create, set_kind
-from pipeline.tracking.run_of_job import RUN
+from pipeline.tracking.run_of_job import take_run_of_job
 from pipeline.tracking.sender import Sender
 from pipeline.tracking.store import STATUS, connect, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
@@ -344,7 +344,7 @@ def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
     """Return the client and the run: the one that `mlflow run` has created for this job, or a new one."""
     try:
         client = connect()
-        if given := os.environ.pop(RUN, None):
+        if given := take_run_of_job():
             run = client.get_run(given)
         else:
             run = client.create_run(find_or_create(client), tags=resolve_tags(), run_name=name)

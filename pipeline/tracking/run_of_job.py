@@ -2,11 +2,15 @@
 
 import os
 
-RUN = "FITPROOF_RUN_ID"
-"""Variable that has its id while the job has not begun."""
+_kept: list[str] = []
+"""Its id while the job has not begun."""
 
 
 def keep_run_of_job() -> None:
     """Keep the run of MLFLOW_RUN_ID for the job alone: commands that are simulated or searched must not log to it."""
-    if run_id := os.environ.pop("MLFLOW_RUN_ID", None):
-        os.environ[RUN] = run_id
+    _kept[:] = filter(None, [os.environ.pop("MLFLOW_RUN_ID", None)])
+
+
+def take_run_of_job() -> str | None:
+    """Return the id of the run, once; None if a job makes a run of its own."""
+    return _kept.pop() if _kept else None
