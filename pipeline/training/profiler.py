@@ -105,14 +105,13 @@ def profile_run(
 def record_lifetimes(
     experiment: Experiment,
     prepared: Prepared,
-    mark: Callable[[int, str], None] = unmarked,
     build: Build = on_device,
     inside_of: InsideOf = nothing_inside,
     run: Run = passed_on,
 ) -> Timeline:
     """Build the model, take two optimizer steps and return the storage lifetimes; no tensor's value is read."""
     recorder = LifetimeRecorder(experiment.device, inside_of, run)
-    _begin(experiment, prepared, recorder, mark, build)
+    _begin(experiment, prepared, recorder, unmarked, build)
     return recorder.timeline()
 
 
