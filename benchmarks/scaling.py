@@ -310,7 +310,6 @@ def _candidate(choice: dict[str, Any]) -> Candidate:
         pass_work=Work({kind: size * 1e9 * recomputed}, moved_bytes=size * 1e7, num_kernels=1000),
         update_work=Work(moved_bytes=1e8),
         predicted_bytes=peak,
-        fits=lambda budget_bytes: peak <= budget_bytes,
     )
 
 

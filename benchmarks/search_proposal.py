@@ -59,7 +59,6 @@ def made_up(choice: Choice) -> Candidate:
         pass_work=Work({name: 1e12 * size * more, **of_attention}, 1e10 * size * moved, 2000 * more),
         update_work=Work(moved_bytes=4e9, num_kernels=50),
         predicted_bytes=peak_bytes,
-        fits=lambda budget_bytes: peak_bytes <= budget_bytes,
     )
 
 

@@ -53,7 +53,6 @@ def made_up(size: int, policy: str, precision: str) -> Candidate:
         pass_work=Work({TYPES[precision]: size * 1e9 * POLICIES[policy]}, num_kernels=1000 * POLICIES[policy]),
         update_work=Work(moved_bytes=1e8),
         predicted_bytes=peak,
-        fits=lambda budget_bytes: peak <= budget_bytes,
     )
 
 
@@ -148,7 +147,7 @@ def test_a_trial_ends_when_its_time_is_known_or_hopeless() -> None:
 
 def prior_of(num: int, own: float = 0.0, scale: float = 1.0) -> Gaussian:
     """Return a prior in which configurations 0 and 6, 1 and 7, and so on, are alike but for their own parts."""
-    features, _ = indicators([{"two": number % 2, "three": number % 3} for number in range(num)], ["two", "three"])
+    features, _ = indicators([{"two": number % 2, "three": number % 3} for number in range(num)])
     features = np.hstack([np.ones((num, 1)), features])
     return Gaussian.prior(np.zeros(num), features, np.full(features.shape[1], 0.3 * scale), np.full(num, own))
 

@@ -46,7 +46,7 @@ def test_any_other_card_is_described_in_words() -> None:
     [first, second, third] = targets("2xmemory=24GiB,capability=8.6,multiprocessors=41,t4,rtx3080,memory=20GiB")
     assert (first.count, first.memory_bytes, first.num_multiprocessors) == (2, 24576 * MIB, 41)
     assert second.name == "Tesla T4" and third.memory_bytes == 20480 * MIB
-    assert rates_of(third).half == RATES["rtx3080"].half and rates_of(targets("2xt4")[0]) == RATES["t4"]
+    assert rates_of(third)["float16"] == RATES["rtx3080"]["float16"] and rates_of(targets("2xt4")[0]) == RATES["t4"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Out of memory is a lower bound of a peak: it never makes a configuration more likely to fit."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.gaussian import Gaussian
 from pipeline.searching.sampler import PredictiveSampler
-from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND
+from pipeline.searching.trial_record import CONSTRAINT
 
 LARGE = max(range(len(CANDIDATES)), key=lambda number: CANDIDATES[number].predicted_bytes or 0)
 PEAK = CANDIDATES[LARGE].predicted_bytes or 0
@@ -49,7 +50,7 @@ def test_what_was_predicted_to_fit_and_did_not_raises_the_predictions() -> None:
     """The allocator gives back cached memory near a cap, so a configuration may fit below its predicted peak."""
     edge = CANDIDATES[LARGE]
     candidates = [*CANDIDATES]
-    candidates[LARGE] = replace(edge, fits=lambda budget_bytes: budget_bytes >= 0.9 * PEAK)
+    candidates[LARGE] = replace(edge, smallest_budget_bytes=math.ceil(0.9 * PEAK))
     budget, bound = int(0.95 * PEAK), {LARGE: 0.96 * PEAK}
     refuted = memory_model.posterior(candidates, {}, budget, "cuda", bound)
     expected = memory_model.posterior(CANDIDATES, {}, budget, "cuda", bound)
@@ -74,9 +75,7 @@ def test_the_mean_is_that_of_a_truncated_gaussian() -> None:
         assert (posterior.variance_N == prior.variance_N).all()
 
 
-@pytest.mark.parametrize("attributes", [{LOWER_BOUND: True}, {}], ids=["stored", "pruned"])
-def test_a_trial_that_ran_out_of_memory_bounds_its_peak(attributes: dict[str, bool]) -> None:
-    """A study stores `is_lower_bound`; one with an objective of the user's prunes such a trial."""
+def test_a_trial_that_ran_out_of_memory_bounds_its_peak() -> None:
     budget = int(0.97 * PEAK)
     sampler = PredictiveSampler(CANDIDATES, Rules(budget_bytes=budget, kind="cuda"))
     study = optuna.create_study(direction="maximize", sampler=sampler)
@@ -84,7 +83,6 @@ def test_a_trial_that_ran_out_of_memory_bounds_its_peak(attributes: dict[str, bo
         state=TrialState.PRUNED,
         params=CANDIDATES[LARGE].choice,
         distributions=DISTRIBUTIONS,
-        user_attrs=attributes,
         system_attrs={"constraints:" + CONSTRAINT: 0.006 * PEAK},
     )
     study.add_trial(trial)
@@ -97,9 +95,7 @@ def test_a_trial_that_ran_out_of_memory_bounds_its_peak(attributes: dict[str, bo
 def test_a_sibling_that_cannot_fit_is_not_let_in_by_a_trial_at_the_cap() -> None:
     sibling = next(n for n, one in enumerate(CANDIDATES) if group(one) == group(CANDIDATES[LARGE]) and n != LARGE)
     candidates = [*CANDIDATES]
-    candidates[sibling] = replace(
-        CANDIDATES[sibling], predicted_bytes=int(0.98 * PEAK), fits=lambda budget_bytes: budget_bytes >= 0.98 * PEAK
-    )
+    candidates[sibling] = replace(CANDIDATES[sibling], predicted_bytes=int(0.98 * PEAK))
     budget, bound = int(0.97 * PEAK), {LARGE: 0.976 * PEAK}
 
     def probability(exact: dict[int, float], bounds: dict[int, float]) -> float:

@@ -11,7 +11,7 @@ import pytest
 from pipeline.config.space import Choice
 from pipeline.memory.work import Work
 from pipeline.searching.acquisition import Rules
-from pipeline.searching.candidates import Candidate, known_peaks, may_fit
+from pipeline.searching.candidates import Candidate, known_peaks
 from pipeline.searching.expected import expectation_of, with_expectations
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.sampler import PredictiveSampler
@@ -41,7 +41,6 @@ def candidate_of(choice: Choice) -> Candidate:
         pass_work=Work({"bfloat16" if half else "float32": flops}, moved_bytes=size * 1e7, num_kernels=300),
         update_work=Work({}, moved_bytes=1e7, num_kernels=10),
         predicted_bytes=peak_bytes,
-        fits=peak_bytes.__le__,
     )
 
 
@@ -63,9 +62,7 @@ def log_seconds(one: Candidate) -> float:
 
 def unpredicted() -> list[Candidate]:
     """Return the candidates before their predictions."""
-    return [
-        replace(one, predicted_bytes=None, is_expected=True, is_work_known=False, fits=may_fit) for one in CANDIDATES
-    ]
+    return [replace(one, predicted_bytes=None, is_expected=True, is_work_known=False) for one in CANDIDATES]
 
 
 @pytest.mark.parametrize("budget_mib", [90, 160, 400])
@@ -116,7 +113,7 @@ def test_one_that_is_lean_without_accumulation_is_found_where_all_others_are_too
 
     def with_gradients(one: Candidate) -> Candidate:
         peak_bytes = (one.predicted_bytes or 0) + gradients * (one.num_passes > 1)
-        return replace(one, predicted_bytes=peak_bytes, fits=peak_bytes.__le__)
+        return replace(one, predicted_bytes=peak_bytes)
 
     known = {tuple(one.choice.items()): with_gradients(one) for one in CANDIDATES}
     fitting = {choice for choice, one in known.items() if one.fits(120 * MIB)}

@@ -219,7 +219,6 @@ def candidate(size: int, checkpointing: str, predicted_bytes: int | None = None)
         update_work=Work({"float32": 1e6}),
         predicted_bytes=predicted_bytes,
         not_predicted=None if predicted_bytes else "it reads a value",
-        fits=lambda budget: predicted_bytes is None or predicted_bytes <= budget,
     )
 
 

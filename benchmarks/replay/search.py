@@ -13,7 +13,7 @@ import optuna
 
 from pipeline.config.space import Choice, Space
 from pipeline.searching.acquisition import Rules
-from pipeline.searching.candidates import Candidate, may_fit
+from pipeline.searching.candidates import Candidate
 from pipeline.searching.certificate import stated
 from pipeline.searching.expected import expectation_of
 from pipeline.searching.measurements import Measurements
@@ -200,8 +200,7 @@ def _sampler(search: Search, rules: Rules) -> PredictiveSampler:
     """Return the sampler that predicts on the way, as a search does."""
     predicted = {tuple(entry.candidate.choice.values()): entry.candidate for entry in search.entries}
     unpredicted = [
-        replace(one, predicted_bytes=None, is_expected=True, is_work_known=False, fits=may_fit)
-        for one in predicted.values()
+        replace(one, predicted_bytes=None, is_expected=True, is_work_known=False) for one in predicted.values()
     ]
 
     def predict(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -223,7 +223,6 @@ def _entry(
         pass_work=works[0],
         update_work=works[1],
         predicted_bytes=predicted,
-        fits=lambda budget_bytes: predicted <= budget_bytes,
     )
     defaults = dict(dotted(AllSettings().model_dump()))
     is_plain = all(row[name] == str(defaults[name]) for name in about["dimensions"] if name not in DIMENSIONS)

@@ -4,17 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
     """Memory that a kernel takes for itself."""
 
     num_bytes: int
-    shape: tuple[int, ...] | None = None
-    """By default the number of bytes."""
-    dtype: torch.dtype = torch.uint8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,10 +167,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if buffer in buffers:
                 self._end(buffers.pop(buffer))
             else:
-                shape = (buffer.num_bytes,) if buffer.shape is None else buffer.shape
-                buffers[buffer] = self._begin(
-                    buffer.num_bytes, shape, buffer.dtype, f"inside {_name(func)}", "temporary"
-                )
+                size = buffer.num_bytes
+                buffers[buffer] = self._begin(size, (size,), torch.uint8, f"inside {_name(func)}", "temporary")
 
     def _pass_on(self, tensor: Tensor, result: Tensor) -> None:
         """Let the result of an operator continue the lifetime of a storage that it reuses."""

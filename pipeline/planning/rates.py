@@ -7,8 +7,7 @@ cards what links.csv says.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pipeline.base.contracts import Hardware
 from pipeline.memory.work import Work
-from pipeline.planning.step_time import CALLS, KINDS, SENT, CostPrior, StepTime, time_of
+from pipeline.planning.step_time import ATTENTIONS, CALLS, FORMATS, KINDS, SENT, CostPrior, StepTime, time_of
 from pipeline.prediction.cards import HARDWARE, model_of
 from pipeline.simulation import cards
 from pipeline.simulation.cards import Card
@@ -48,47 +47,46 @@ WITH_FLOAT8 = (8, 9)
 """The first capability with products of 8 bits, twice as fast as of 16 (data sheets of H100, L40S and B200)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """What a device does in a second at most."""
-
-    float32: float
-    """FLOP/s of float32 products on the general cores."""
-    tf32: float
-    """FLOP/s of float32 products in tf32; where a card has none, as float32."""
-    half: float
-    """FLOP/s of bf16 and fp16 products, summed in float32."""
-    float8: float
-    """FLOP/s of products of 8 bits, summed in float32."""
-    attention: float
-    """FLOP/s of attention in one kernel in float32; on a card as other products."""
-    half_attention: float
-    """FLOP/s of attention in one kernel in bf16 and fp16; on a card as other products."""
-    moved_bytes: float
-    """Bytes a second that its memory reads and writes."""
-    host_bytes: float
-    """Bytes a second between it and the host."""
-    sent_bytes: float
-    """Bytes a second that it sends to other ranks."""
-    launch_seconds: float = LAUNCH_SECONDS
+Rates = Mapping[str, float]
+"""What a device does in a second at most, by the kinds of work of step_time: FLOPs, bytes and calls."""
 
 
-def _rates(card: Card) -> Rates:
+def _rates(
+    *, float32: float, tf32: float, half: float, float8: float, attention: float, half_attention: float, **others: float
+) -> Rates:
+    """Return the rates in the order of KINDS; `others` are those of what is no FLOP."""
+    products = float32, tf32, half, half, float8
+    attentions = attention, attention, half_attention, half_attention, half_attention
+    flops = dict(zip((*FORMATS, *ATTENTIONS), (*products, *attentions), strict=True))
+    return {kind: flops[kind] if kind in flops else others[kind] for kind in KINDS}
+
+
+def _of_link(link: Link) -> Rates:
+    return dict.fromkeys(SENT, link.gb_per_s * GIGA)
+
+
+def _of_host(launch_seconds: float) -> Rates:
+    return dict(zip(CALLS, (1 / launch_seconds, 1 / (PYTHON_CALL_LAUNCHES * launch_seconds)), strict=True))
+
+
+def _of_card(card: Card) -> Rates:
     speeds = card.speeds
-    return Rates(
-        float32=speeds.float32_tflops * TERA,
+    float32, half = speeds.float32_tflops * TERA, speeds.half_tflops * TERA
+    return _rates(
+        float32=float32,
         tf32=speeds.tf32_tflops * TERA,
-        half=speeds.half_tflops * TERA,
-        float8=speeds.half_tflops * TERA * (2 if card.capability >= WITH_FLOAT8 else 1),
-        attention=speeds.float32_tflops * TERA,
-        half_attention=speeds.half_tflops * TERA,
+        half=half,
+        float8=half * (2 if card.capability >= WITH_FLOAT8 else 1),
+        attention=float32,
+        half_attention=half,
         moved_bytes=speeds.memory_gb_per_s * GIGA,
         host_bytes=speeds.host_gb_per_s * GIGA,
-        sent_bytes=link_of(card).gb_per_s * GIGA,
+        **_of_link(link_of(card)),
+        **_of_host(LAUNCH_SECONDS),
     )
 
 
-RATES = {name: _rates(card) for name, card in cards.CARDS.items()}
+RATES = {name: _of_card(card) for name, card in cards.CARDS.items()}
 """By the card's name in CARDS."""
 
 
@@ -127,16 +125,8 @@ def rates_of(hardware: Hardware) -> Rates:
     rates, card = RATES[name], HARDWARE[name]
     assert hardware.num_multiprocessors is not None and card.num_multiprocessors is not None  # they are cards
     ratio = hardware.num_multiprocessors / card.num_multiprocessors
-    return replace(
-        rates,
-        float32=ratio * rates.float32,
-        tf32=ratio * rates.tf32,
-        half=ratio * rates.half,
-        float8=ratio * rates.float8,
-        attention=ratio * rates.attention,
-        half_attention=ratio * rates.half_attention,
-        moved_bytes=ratio * rates.moved_bytes,
-    )
+    beside = ("host_bytes", *SENT, *CALLS)
+    return {kind: rate if kind in beside else ratio * rate for kind, rate in rates.items()}
 
 
 def note_on_rates(hardware: Hardware) -> str | None:
@@ -230,13 +220,8 @@ def step_time_on(card: Hardware, passes: Work | None, update: Work | None) -> St
 
 def rate_costs(hardware: Hardware, link: Link | None = None) -> list[float]:
     """Return the costs on a device that reaches its rates, by the kinds of step_time, in seconds."""
-    rates = rates_of(hardware)
-    products = rates.float32, rates.tf32, rates.half, rates.half, rates.float8
-    attentions = rates.attention, rates.attention, *3 * (rates.half_attention,)
-    sent_bytes = rates.sent_bytes if link is None else link.gb_per_s * GIGA
-    amounts = *products, *attentions, rates.moved_bytes, rates.host_bytes, sent_bytes, sent_bytes
-    calls = rates.launch_seconds, PYTHON_CALL_LAUNCHES * rates.launch_seconds
-    return [*(1 / amount for amount in amounts), *calls]
+    rates = {**rates_of(hardware), **(_of_link(link) if link else {})}
+    return [1 / rate for rate in rates.values()]
 
 
 @lru_cache
@@ -264,17 +249,18 @@ def measured_rates() -> Rates:
     flops = 2.0 * PRODUCT_SIZE**3
     float32 = flops / _fastest(lambda: left @ left)
     half = flops / _fastest(lambda: narrow @ narrow)
-    return Rates(
+    copied_bytes = COPY_BYTES / _fastest(lambda: copy.copy_(source))
+    return _rates(
         float32=float32,
         tf32=float32,
         half=half,
         float8=half,
         attention=attention_flops / _fastest(lambda: attend(heads)),
         half_attention=attention_flops / _fastest(lambda: attend(narrow_heads)),
-        moved_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
-        host_bytes=2 * COPY_BYTES / _fastest(lambda: copy.copy_(source)),
-        sent_bytes=COPY_BYTES / _fastest(lambda: copy.copy_(source)),
-        launch_seconds=_fastest(train) / (NUM_LAYERS * OPERATORS_PER_LAYER),
+        moved_bytes=2 * copied_bytes,  # it reads as many as it writes
+        host_bytes=2 * copied_bytes,
+        **dict.fromkeys(SENT, copied_bytes),
+        **_of_host(_fastest(train) / (NUM_LAYERS * OPERATORS_PER_LAYER)),
     )
 
 

@@ -4,11 +4,11 @@ import contextlib
 import hashlib
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from pydantic import TypeAdapter
@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.units import MIB
+from pipeline.base.user_functions import module_digest
 from pipeline.config.experiment import Experiment
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import allocator_configuration, version_of
@@ -45,6 +46,7 @@ CPU_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Environment variables that limit oneDNN to some of a CPU's instructions."""
 
 PREDICTION = TypeAdapter(Prediction)
+T = TypeVar("T")
 
 
 def cached(
@@ -62,10 +64,10 @@ def cached(
     if identity is None:
         return predict()
     file = prediction_file(experiment, target, prepared, identity, asked)
-    found = _find(file)
+    found = read_cached(file, PREDICTION)
     if found is None:
         found = predict()
-        _write(file, found)
+        write_cached(file, PREDICTION, found)
     return found
 
 
@@ -89,24 +91,29 @@ def prediction_file(
         _card_state(experiment) if target.capability else _cpu_state(),
         asked,
         code_digest(Path(__file__).parent.parent),
-        [_file_digest(sys.modules[type(technique).__module__].__file__) for technique in experiment.techniques],
+        [module_digest(name) for name in sorted({type(one).__module__ for one in experiment.techniques})],
     )
-    return cache_folder() / f"prediction-{hashlib.sha256(repr(parts).encode()).hexdigest()[:20]}.json"
+    return cache_file(repr(parts))
 
 
-def _find(file: Path) -> Prediction | None:
+def cache_file(depends_on: str) -> Path:
+    """Return the file of a prediction that depends on what a text says."""
+    return cache_folder() / f"prediction-{hashlib.sha256(depends_on.encode()).hexdigest()[:20]}.json"
+
+
+def read_cached(file: Path, kind: TypeAdapter[T]) -> T | None:
     """Return the prediction in a file, which is marked as used; None if there is no such file, or it is damaged."""
     try:
         os.utime(file)
-        return PREDICTION.validate_json(file.read_bytes())
+        return kind.validate_json(file.read_bytes())
     except (OSError, ValueError):
         return None
 
 
-def _write(file: Path, prediction: Prediction) -> None:
+def write_cached(file: Path, kind: TypeAdapter[T], prediction: T) -> None:
     """Write a prediction, unless the disk is full, and remove the least recently used files above the limit."""
     with contextlib.suppress(OSError):
-        write_atomically(file, PREDICTION.dump_json(prediction))
+        write_atomically(file, kind.dump_json(prediction))
     used = sorted(_files(file.parent))
     total = sum(num_bytes for _, num_bytes, _ in used)
     for last_used, num_bytes, old in used:
@@ -146,9 +153,3 @@ def code_digest(package: Path) -> str:
             if file.suffix in SOURCES:
                 digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-@lru_cache
-def _file_digest(file: str | None) -> str:
-    """Return a digest of the file that defines a technique, which may lie outside the package."""
-    return hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()

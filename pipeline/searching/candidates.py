@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -48,13 +48,13 @@ class Candidate:
     """Whether it is not predicted yet: its peak, if it has one, is what those of others let expect."""
     not_predicted: str | None = None
     """Why it cannot be predicted; None if it can."""
-    fits: Callable[[int], bool]
-    """Whether it is predicted to fit a budget in bytes."""
+    smallest_budget_bytes: int | None = None
+    """The smallest budget that suffices by its prediction; None: its peak, or any if that is not known."""
 
-
-def may_fit(_: int) -> bool:
-    """Return True: without a prediction any configuration may fit."""
-    return True
+    def fits(self, budget_bytes: int) -> bool:
+        """Whether it may fit a budget: it is predicted to, or has no peak."""
+        smallest_bytes = self.predicted_bytes if self.smallest_budget_bytes is None else self.smallest_budget_bytes
+        return smallest_bytes is None or smallest_bytes <= budget_bytes
 
 
 def make_candidates(
@@ -96,7 +96,6 @@ def unpredicted(choice: Choice, experiment: Experiment) -> Candidate:
         untraced=frozenset(untimed & choice.keys()),
         predicted_bytes=None,
         is_expected=True,
-        fits=may_fit,
     )
 
 
@@ -111,14 +110,19 @@ def _predicted(candidate: Candidate, outcome: Prediction | InvalidInputError) ->
         update_work=outcome.update_work,
         is_work_known=True,
         predicted_bytes=outcome.peak_bytes,
-        fits=outcome.fits,
+        smallest_budget_bytes=outcome.smallest_budget_bytes,
     )
 
 
 def without_prediction(candidate: Candidate, error: InvalidInputError) -> Candidate:
     """Return a candidate that cannot be predicted, for this reason."""
-    reason = first_line(error)
-    return replace(candidate, is_expected=False, predicted_bytes=None, fits=may_fit, not_predicted=reason)
+    return replace(
+        candidate,
+        is_expected=False,
+        predicted_bytes=None,
+        smallest_budget_bytes=None,
+        not_predicted=first_line(error),
+    )
 
 
 def with_work_of_alike(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -28,7 +28,7 @@ from pipeline.memory.device import device_name, find_device, total_bytes
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.command import Predicted, predict_commands
 from pipeline.runtime.run import measured_summary
-from pipeline.searching.candidates import Candidate, may_fit, with_work_of_alike, without_prediction
+from pipeline.searching.candidates import Candidate, with_work_of_alike, without_prediction
 from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused
 from pipeline.searching.interface import Problem, baseline_choices
 from pipeline.searching.problem import automatic_budget
@@ -301,14 +301,13 @@ def _unpredicted(choice: Choice, command: Command, *, is_simulated: bool) -> Can
         predicted_bytes=None,
         is_expected=True,
         untraced=frozenset(choice.keys() - {MICRO_BATCH}),
-        fits=may_fit,
     )
 
 
 def _candidate(candidate: Candidate, outcome: Predicted) -> Candidate:
     if isinstance(outcome, InvalidInputError):
         return without_prediction(candidate, outcome)
-    found = replace(candidate, is_expected=False, predicted_bytes=outcome.peak_reserved_bytes, fits=outcome.fits)
+    found = replace(candidate, is_expected=False, predicted_bytes=outcome.peak_reserved_bytes)
     if outcome.passes_work is None or outcome.update_work is None:
         return found
     pass_work = outcome.passes_work / candidate.num_passes

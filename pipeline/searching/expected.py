@@ -1,9 +1,7 @@
 """What is expected of the candidates that are not predicted yet, by those that are."""
 
-import operator
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -41,7 +39,6 @@ def with_expectations(candidates: Sequence[Candidate], budget_bytes: int, kind: 
             pass_work=candidate.pass_work * share,
             update_work=candidate.update_work * share,
             predicted_bytes=peak_bytes,
-            fits=partial(operator.le, peak_bytes),
         )
 
     return list(map(with_expectation, candidates, more_N.tolist(), peaks_N.tolist()))

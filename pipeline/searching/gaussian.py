@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.special import log_ndtr, ndtr
 
+from pipeline.config.space import MICRO_BATCH, Choice, Value
 from pipeline.training.timing import Timing, log_likelihood_of_spread
 
 Vector = NDArray[np.float64]
@@ -302,12 +303,12 @@ def _weights(log_marginal_likelihood_MK: Matrix) -> Matrix:
     return weights_MK
 
 
-def indicators(
-    choices: Sequence[Mapping[str, object]], names: Sequence[str]
-) -> tuple[Matrix, list[tuple[str, object]]]:
-    """Return a column of ones and zeros for each value of some dimensions, and each column's dimension and value."""
-    columns, parts = list[tuple[str, object]](), [np.zeros((len(choices), 0))]
-    for name in names:
+def indicators(choices: Sequence[Choice]) -> tuple[Matrix, list[tuple[str, Value]]]:
+    """Return ones and zeros for each value of each dimension but the micro-batch size, and what each column is of."""
+    columns, parts = list[tuple[str, Value]](), [np.zeros((len(choices), 0))]
+    for name in choices[0]:
+        if name == MICRO_BATCH:
+            continue
         values = [choice[name] for choice in choices]
         numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
         columns += [(name, value) for value in numbers]

@@ -4,14 +4,13 @@ Of one that is not predicted, the peak follows from the measured ones alone.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import Gaussian, Matrix, Vector, indicators
+from pipeline.searching.gaussian import Gaussian, Vector, indicators
 
 DEVIATION = {"cpu": 0.002, "cuda": 0.02}
 """Prior standard deviation of a prediction's error, as a fraction: on a CPU far beyond the worst of 93 measured
@@ -61,17 +60,11 @@ def posterior(
 
 def _prior(candidates: Sequence[Candidate], deviation: float) -> Gaussian:
     """Return the prior: an error that all configurations share, and one of each value but the micro-batch size."""
-    of_value_NV, columns = _values(candidates)
+    of_value_NV, columns = indicators([one.choice for one in candidates])
     zeros_N, ones_N1 = np.zeros(len(candidates)), np.ones((len(candidates), 1))
     share = VALUE_VARIANCE / max(1, len({name for name, _ in columns}))
     variance_R = deviation**2 * np.array([SHARED_VARIANCE, *(share for _ in columns)])
     return Gaussian.prior(zeros_N, np.hstack([ones_N1, of_value_NV]), variance_R, zeros_N)
-
-
-def _values(candidates: Sequence[Candidate]) -> tuple[Matrix, list[tuple[str, object]]]:
-    """Return indicators of the values of each dimension but the micro-batch size, and what each column is of."""
-    names = [name for name in candidates[0].choice if name != "micro_batch_size"]
-    return indicators([candidate.choice for candidate in candidates], names)
 
 
 def _log_ratios(candidates: Sequence[Candidate], peak_bytes: Mapping[int, float]) -> dict[int, float]:
@@ -92,21 +85,20 @@ def probability_of_fit(
 ) -> Vector:
     """Return for each candidate the greatest of LEVELS with which it fits the budget; 0 below all of them.
 
-    The budget is divided by the prediction's possible error and then replayed in the predicted allocator, so that
-    cached memory that the allocator gives back near a cap counts as well. Before anything is measured, a candidate that
-    is not predicted has 0.5 at the smallest micro-batch size.
+    The budget is divided by the prediction's possible error; what it must be is the smallest on which the predicted run
+    ended. Before anything is measured, a candidate that is not predicted has 0.5 at the smallest micro-batch size.
     """
     error = posterior(candidates, peak_bytes, budget_bytes, kind, lower_bounds_bytes)
     corrections_NL = np.exp(-error.mean_N[:, None] - error.deviation_N[:, None] * ndtri(LEVELS))
-    safe_bytes_NL = (budget_bytes * corrections_NL).astype(int).tolist()
-    unpredicted = [number for number, candidate in enumerate(candidates) if candidate.predicted_bytes is None]
-    expected = [number for number, one in enumerate(candidates) if one.is_expected and one.predicted_bytes is not None]
-    probability_N = np.array(
+    fits_NL = np.array(
         [
-            0.0 if one.predicted_bytes is None or one.is_expected else _probability(one, safe_bytes)
-            for one, safe_bytes in zip(candidates, safe_bytes_NL, strict=True)
+            [one.fits(safe_bytes) for safe_bytes in safe_bytes_L]
+            for one, safe_bytes_L in zip(candidates, (budget_bytes * corrections_NL).astype(int).tolist(), strict=True)
         ]
     )
+    probability_N = np.where(fits_NL.any(axis=1), np.array(LEVELS)[fits_NL.argmax(axis=1)], 0.0)
+    unpredicted = [number for number, candidate in enumerate(candidates) if candidate.predicted_bytes is None]
+    expected = [number for number, one in enumerate(candidates) if one.is_expected and one.predicted_bytes is not None]
     if expected:
         probability_N[expected] = _of_expected(candidates, error, budget_bytes)[expected]
     if unpredicted:
@@ -135,7 +127,7 @@ def _from_measured_peaks(
     """Return the probability with which each fits by the peaks that were measured, whether or not it is predicted."""
     sizes_N = np.log([candidate.micro_batch_size for candidate in candidates])
     growth_N1 = (sizes_N - sizes_N.min())[:, None]
-    of_value_NV, columns = _values(candidates)
+    of_value_NV, columns = indicators([one.choice for one in candidates])
     prior = Gaussian.prior(
         GROWTH[0] * growth_N1[:, 0],
         np.hstack([np.ones_like(growth_N1), growth_N1, of_value_NV]),
@@ -146,9 +138,3 @@ def _from_measured_peaks(
     bounds = {number: math.log(peak / budget_bytes) for number, peak in lower_bounds_bytes.items()}
     posterior = over_budget.condition_above(bounds, NOISE)
     return _or_zero(ndtr(-posterior.mean_N / np.hypot(posterior.deviation_N, NOISE)))
-
-
-def _probability(candidate: Candidate, safe_bytes: Sequence[int]) -> float:
-    """Return the first of LEVELS at which the candidate fits, by bisection: the lower, the more bytes."""
-    first = bisect_left(range(len(LEVELS)), 1, key=lambda number: candidate.fits(safe_bytes[number]))
-    return (*LEVELS, 0.0)[first]

@@ -64,8 +64,7 @@ class Effects:
 def effects_of(candidates: Sequence[Candidate]) -> Effects:
     """Return the effects that all candidates share, and those of each value of each dimension but the micro-batch."""
     smooth_NS = _smooth([candidate.micro_batch_size for candidate in candidates])
-    names = [name for name in candidates[0].choice if name != "micro_batch_size"]
-    of_value_NV, columns = indicators([candidate.choice for candidate in candidates], names)
+    of_value_NV, columns = indicators([candidate.choice for candidate in candidates])
     smooth_of_value = (of_value_NV[:, :, None] * smooth_NS[:, None, :]).reshape(len(candidates), -1)
     untraced = {(name, one.choice[name]) for one in candidates for name in one.untraced}
     num_smooth, num_values = smooth_NS.shape[1], len(columns)

@@ -25,7 +25,7 @@ from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate, known_peaks
 from pipeline.searching.expected import expectation_of, with_expectations
 from pipeline.searching.measurements import Measurements
-from pipeline.searching.trial_record import CONSTRAINT, LOWER_BOUND, OUTCOME, REPEAT, is_known
+from pipeline.searching.trial_record import CONSTRAINT, OUTCOME, REPEAT, is_known
 from pipeline.searching.trials import TOO_LARGE, Trial
 
 Predict = Callable[[Sequence[Candidate]], Sequence[Candidate]]
@@ -209,7 +209,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
                 continue
             excess = trial.constraints.get(CONSTRAINT)
             if excess is not None:
-                known = bounds if _is_lower_bound(trial, excess) else peaks
+                known = bounds if trial.state is TrialState.PRUNED and excess > 0 else peaks
                 known[number] = max(self.rules.budget_bytes + excess, known.get(number, 0.0))
             if excess is not None and excess > 0:
                 over.add(number)
@@ -268,11 +268,6 @@ def _is_interrupted(trial: FrozenTrial) -> bool:
     if REPEAT in trial.user_attrs:
         return trial.state.is_finished() and not is_known(trial)
     return bool(trial.user_attrs.get(OUTCOME) == Outcome.INTERRUPTED)
-
-
-def _is_lower_bound(trial: FrozenTrial, excess: float) -> bool:
-    """Whether a trial ended before its peak: as stored with it, else if it was pruned over the budget."""
-    return bool(trial.user_attrs.get(LOWER_BOUND, trial.state is TrialState.PRUNED and excess > 0))
 
 
 def _log_seconds(value: float, candidate: Candidate, maximize: bool) -> float:

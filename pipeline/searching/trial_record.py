@@ -1,6 +1,5 @@
 """How the run of a trial is judged, and what the study stores of it."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome, Result
+from pipeline.memory.out_of_memory import read_messages
 from pipeline.searching.trials import peak_bytes
 from pipeline.training.metrics import speed_in
 
@@ -15,10 +15,6 @@ CONSTRAINT = "bytes_over_budget"
 """Name of the constraint: bytes by which a trial exceeded its budget, at most zero within it."""
 OUTCOME = "outcome"
 """Attribute of a trial: how its run ended."""
-LOWER_BOUND = "is_lower_bound"
-"""Attribute of a trial: whether its constraint is a lower bound, because it ran out of memory before its peak."""
-UNIT_BYTES = {"bytes": 1, "MiB": 2**20, "GiB": 2**30}
-ATTEMPT = re.compile(rf"[Tt]ried to allocate (?P<number>[\d.]+) (?P<unit>{'|'.join(UNIT_BYTES)})")
 DETAIL, METRICS = "detail", "metrics"
 """User attributes of a trial: why it did not complete, and its summary metrics."""
 REPEAT = "is_repeat"
@@ -55,14 +51,15 @@ def is_known(trial: FrozenTrial) -> bool:
 def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int, num_objectives: int = 1) -> TrialRecord:
     """Return the record of a run in a study of so many objectives; what its budget limits is peak_bytes().
 
-    Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from pruned trials and not from failed ones.
+    Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from pruned trials and not from failed ones:
+    a lower bound, as the run ended before its peak.
     """
     peak, speed = peak_bytes(metrics), speed_in(metrics)
     state, violation_bytes = TrialState.FAIL, None
     if result.outcome.completed and peak is not None:
         state, violation_bytes = TrialState.COMPLETE, float(peak - budget_bytes)
     elif result.outcome is Outcome.OUT_OF_MEMORY:
-        attempted = attempted_bytes(result.detail or "")
+        attempted = next((one.asked_bytes or 0 for one in read_messages(result.detail or "").first), 0)
         state, violation_bytes = TrialState.PRUNED, float(max(1, (peak or 0) + attempted - budget_bytes))
     completed = state is TrialState.COMPLETE
     values = [float(value) for value in (speed, peak) if value is not None]
@@ -76,16 +73,9 @@ def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int, num_o
             METRICS: dict(metrics),
             **{name: metrics[name] for name in COMPARED_METRICS if name in metrics},
             DETAIL: result.detail,
-            LOWER_BOUND: state is TrialState.PRUNED,
             **constraints,  # for optuna-dashboard, which shows no constraints
             OUTCOME: result.outcome.value,
         },
         constraints=constraints,
         intermediate_values=speeds if completed and num_objectives == 1 else {},
     )
-
-
-def attempted_bytes(text: str) -> int:
-    """Return the size of the allocation that an out-of-memory message names, 0 if it names none."""
-    match = ATTEMPT.search(text)
-    return int(float(match["number"]) * UNIT_BYTES[match["unit"]]) if match else 0

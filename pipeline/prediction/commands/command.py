@@ -15,13 +15,13 @@ from threading import Event
 from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.processes import cores
 from pipeline.base.progress import progress
 from pipeline.config.command import Command, remedies
 from pipeline.config.command_template import Template
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.simulation import WORK_HOOK, Verdict, simulate
+from pipeline.prediction.prediction_cache import cache_file, read_cached, write_cached
 from pipeline.simulation.cards import Card
 from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.run import Simulate, on_cuda_build, with_room
@@ -49,18 +49,13 @@ class CommandPrediction:
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    device_bytes: int
-    """What it used of the card, its context included."""
     passes_work: Work | None = None
     """Work of all passes of an optimizer step; None if it is not known."""
     update_work: Work | None = None
     """Work of its update likewise."""
 
-    def fits(self, budget_bytes: int) -> bool:
-        """Whether what torch's allocator reserves fits a budget."""
-        return self.peak_reserved_bytes <= budget_bytes
 
-
+PREDICTION = TypeAdapter(CommandPrediction)
 Predicted = CommandPrediction | InvalidInputError
 """A prediction, or why there is none."""
 
@@ -89,9 +84,9 @@ def predict_commands(commands: Sequence[Command], card: Card, may_install: bool)
 
 def _predict(command: Command, card: Card, may_install: bool, stop: Event) -> Predicted:
     build = _build(python_of(on_cuda_build(command.words, may_install)))
-    file = cache_folder() / f"command-{_key(command, build, card)}.json"
-    if file.exists():
-        return TypeAdapter(CommandPrediction).validate_json(file.read_bytes())
+    file = cache_file(_conditions(command, build, card))
+    if (cached := read_cached(file, PREDICTION)) is not None:
+        return cached
     folder = Path(tempfile.mkdtemp(prefix="fitproof-"))
     wanted = Simulate(
         command=on_cuda_build(command.with_copies(folder), may_install),
@@ -107,7 +102,7 @@ def _predict(command: Command, card: Card, may_install: bool, stop: Event) -> Pr
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if isinstance(outcome, CommandPrediction):
-        write_atomically(file, json.dumps(asdict(outcome)).encode())
+        write_cached(file, PREDICTION, outcome)
     return outcome
 
 
@@ -127,7 +122,6 @@ def _simulated(wanted: Simulate, folder: Path) -> Predicted:
         update_work=found.update_work,
         peak_allocated_bytes=max(one.peak_allocated_bytes for one in found.processes),
         peak_reserved_bytes=max(one.peak_reserved_bytes for one in found.processes),
-        device_bytes=max(one.device_bytes for one in found.processes),
     )
 
 
@@ -141,8 +135,8 @@ def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
     return "\n".join([*said, *remedies("\n".join(said))])
 
 
-def _key(command: Command, build: TorchBuild, card: Card) -> str:
-    """Return a digest of what the memory depends on: the command, its files, its variables, the card and torch."""
+def _conditions(command: Command, build: TorchBuild, card: Card) -> str:
+    """Return what the memory depends on: the command, its files, its variables, the card and torch."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
     facts = [
         *(
@@ -157,7 +151,7 @@ def _key(command: Command, build: TorchBuild, card: Card) -> str:
         *(asdict(replace(card, memory_mib=0)), build.version, str(build.folder)),
         *(Template(command.words).digests, list(_sources(command.words)), str(Path.cwd())),
     ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+    return json.dumps(facts, sort_keys=True)
 
 
 @cache
