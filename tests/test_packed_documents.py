@@ -20,7 +20,6 @@ from pipeline.data._support.packing import best_fit
 from pipeline.data._support.sequences import IGNORED_LABEL, PackedDocuments, PaddedSequences, TokenStore
 from pipeline.prediction.predict import predict
 from pipeline.training.step import backpropagate, build_step
-from pipeline.training.typical_step import typical_step
 
 CONVERSATIONS: dict[str, Any] = {"corpus": "chat", "sequence_length": 128, "causal_lm__num_layers": 3}
 TECHNIQUES = (
@@ -60,7 +59,7 @@ def test_sequences_have_the_documents_of_padded_ones_and_no_target_without_a_tok
         wanted.add((*ids[:end].tolist(), *labels[1:end].tolist()))
     assert {row for row in found if row and row[0] > 0} == wanted
     assert packed.count(batch) == padded.count(documents)
-    assert packed.num_tokens == packed.count(batch)[0]
+    assert packed.mean_tokens() * len(packed) == packed.count(batch)[0]
     assert packed.num_positions(batch) == len(packed) * LENGTH
 
 
@@ -126,15 +125,6 @@ def test_the_mask_takes_memory_that_is_predicted() -> None:
     assert predict(with_mask, CPU).peak_allocated_bytes > predict(without, CPU).peak_allocated_bytes
 
 
-def test_a_typical_step_has_the_mean_of_the_tokens() -> None:
-    experiment = tiny(**CONVERSATIONS, sequences="packed_documents")
-    prepared = experiment.prepare()
-    typical = typical_step(experiment, prepared)
-    num_tokens, _ = prepared.train.count(prepared.train.batch(range(len(prepared.train))))
-    assert typical.num_tokens == pytest.approx(8 * num_tokens / len(prepared.train))
-    assert typical.num_positions == 8 * 128 > typical.num_tokens > 0.8 * 8 * 128
-
-
 def saved(folder: Path, model_type: str, **values: Any) -> str:
     """Write the configuration of a small model into a folder and return its name."""
     AutoConfig.for_model(model_type, **values).save_pretrained(folder)
@@ -171,7 +161,7 @@ def test_flash_attention_takes_one_sequence_at_a_time() -> None:
 def test_a_document_is_as_long_as_a_sequence_at_most() -> None:
     store = TokenStore(np.arange(1, 101, dtype=np.int32), np.array([0, 50, 100]))
     assert len(PackedDocuments(store, 32)) == 2
-    assert PackedDocuments(store, 32).num_tokens == 64
+    assert PackedDocuments(store, 32).mean_tokens() == 32
 
 
 def test_transformers_reads_documents_from_positions() -> None:

@@ -19,6 +19,7 @@ from pipeline.models._support.tasks import CLASSES, OF_PAIRS
 from pipeline.prediction.predict import predict
 from pipeline.training.loop import Loop, learning_rate
 from pipeline.training.step import build_step
+from pipeline.training.typical_step import typical_step
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -181,6 +182,19 @@ def test_padding_is_masked_in_attention_and_labels(tmp_path: Path, short_documen
     assert torch.equal(batch["labels"] == IGNORED_LABEL, batch["attention_mask"] == 0)
     with pytest.raises(InvalidInputError, match="takes sequences of one length.* set sequences=packed or fixed_length"):
         tiny(**{**shared, "sequences": "padded"}).prepare()
+
+
+def test_a_typical_step_has_the_mean_tokens_of_what_is_padded_to_one_length(
+    tmp_path: Path, short_documents: Path
+) -> None:
+    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "fixed_length"}
+    bert: dict[str, Any] = {"model": folder_of(tmp_path, BERT), "task": "masked_lm"}
+    for settings in ({}, bert, {"task": "dpo"}, {"sequences": "packed_documents"}):
+        experiment = tiny(**{**text, **settings})
+        train = experiment.prepare().train
+        num_tokens, _ = train.count(train.batch(range(len(train) // 2 * 2)))
+        typical = typical_step(experiment, experiment.prepare())
+        assert typical.num_tokens == pytest.approx(experiment.effective_batch_size * num_tokens / len(train), rel=0.02)
 
 
 def test_without_a_task_the_configuration_says_it(tmp_path: Path) -> None:

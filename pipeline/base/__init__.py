@@ -1,1 +1,1 @@
-"""What all other folders build on: contracts, results, units, files, tokenizing and user functions."""
+"""What all other folders build on: contracts, results, units, files and user functions."""

@@ -248,6 +248,10 @@ class Sequences(ABC):
         """Return the number of tokens in a batch with padding: here there is none."""
         return self.count(batch)[0]
 
+    def mean_tokens(self) -> float:
+        """Return the mean number of tokens of an example, without padding: here all have as many."""
+        return float(self.count(self.batch([0]))[0])
+
     def micro_batches(self, rows: Sequence[int], size: int) -> tuple[Batch, ...]:
         """Return the examples at these indices in micro-batches of `size`: here in this order and of one length."""
         return split(self.batch(rows), len(rows), size)

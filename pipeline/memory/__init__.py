@@ -1,1 +1,1 @@
-"""Devices, memory meters, recorded storage lifetimes, and a simulation of the CUDA caching allocator."""
+"""Devices, memory meters and recorded storage lifetimes."""

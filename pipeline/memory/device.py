@@ -40,7 +40,7 @@ def find_device(text: str) -> torch.device:
         major, minor = torch.cuda.get_device_capability(device)
         raise InvalidInputError(
             f"the GPU must be one that this build of torch has kernels for ({', '.join(torch.cuda.get_arch_list())}), "
-            f"and {device_name(device)} has compute capability {major}.{minor}; for one older than 7.5 install torch "
+            f"and {device_name(device)} has compute capability {major}.{minor}; for one of 5.0 to 7.2 install torch "
             "2.14 or older built for CUDA 12.6, or use device=cpu"
         )
     return device

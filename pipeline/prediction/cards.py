@@ -83,13 +83,14 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 def variables_on(target: Hardware) -> dict[str, str]:
     """Return the variables by which a process runs on such a card with memory for every training."""
-    card = card_called(target.name, target.memory_bytes / MIB)
+    name = target.name.removeprefix(f"{target.count} x ")
+    card = card_called(name, target.memory_bytes / MIB)
     if card is None or card.capability != target.capability:
         assert target.capability is not None
         assert target.num_multiprocessors is not None
         card = replace(
             most_similar(target.capability, target.memory_bytes // MIB),
-            name=target.name,
+            name=name,
             capability=target.capability,
             num_multiprocessors=target.num_multiprocessors,
         )

@@ -3,7 +3,7 @@
     seconds = num_passes x seconds of a pass + update x seconds of the update
     seconds of either = max(sum over kinds of amount x cost, that over calls on the host) on a GPU, their sum on a CPU
 
-as in prediction/step_time.py. The amounts are the work of a pass and of the update, counted in the trace of a
+as in planning/step_time.py. The amounts are the work of a pass and of the update, counted in the trace of a
 configuration: the FLOPs of matrix products by type, those of attention in one kernel apart, the bytes that other
 operators move, the bytes copied to or from the host or sent to other ranks, and on the host the launches of kernels and
 their calls into Python. The costs of their units and `update` are fitted by least squares to the logarithms of the

@@ -82,7 +82,7 @@ class Adapter(Technique):
         if missing:
             return (
                 f"adapter={self.adapter} needs the package {missing[0]}, which is not installed; install it (pip "
-                f"install '.[finetune]' in the checkout), or set adapter={'none' if missing == ['peft'] else 'lora'}"
+                f"install '.[finetune]' in the checkout), or set adapter={'none' if 'peft' in missing else 'lora'}"
             )
         if self.adapter != "qlora":
             return None

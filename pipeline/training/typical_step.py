@@ -7,7 +7,7 @@ import numpy as np
 from pipeline.base.contracts import Prepared
 from pipeline.base.user_functions import is_function_name
 from pipeline.config.experiment import Experiment
-from pipeline.data._support.sequences import DynamicallyPaddedSequences, PackedDocuments, PaddedSequences
+from pipeline.data._support.sequences import DynamicallyPaddedSequences
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.training.loop import rows_of_step
 
@@ -38,15 +38,9 @@ def typical_step(experiment: Experiment, prepared: Prepared) -> TypicalStep:
     """Return the typical optimizer step; all steps are alike if all sequences are padded to one length."""
     train, batch_size = prepared.train, experiment.effective_batch_size
     if not isinstance(train, DynamicallyPaddedSequences):
-        batch = train.batch([0])
-        mean = float(train.count(batch)[0])
-        if isinstance(train, PaddedSequences):
-            mean = train.lengths.mean()
-        elif isinstance(train, PackedDocuments):
-            mean = train.num_tokens / len(train)
         return TypicalStep(
-            num_tokens=batch_size * float(mean),
-            num_positions=float(batch_size * train.num_positions(batch)),
+            num_tokens=batch_size * train.mean_tokens(),
+            num_positions=float(batch_size * train.num_positions(train.batch([0]))),
             share=1.0,
             square_share=1.0,
         )

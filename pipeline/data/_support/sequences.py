@@ -82,6 +82,10 @@ class PaddedSequences(Sequences):
         """Return B x T."""
         return batch["labels"].numel()
 
+    def mean_tokens(self) -> float:
+        """Return the mean length of the documents."""
+        return float(self.lengths.mean())
+
     def _padded(self, rows: Sequence[int], length: int) -> Batch:
         ids = torch.zeros(len(rows), length, dtype=torch.int64)
         labels = torch.full_like(ids, IGNORED_LABEL)
@@ -116,11 +120,6 @@ class PackedDocuments(Sequences):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all sequences, without padding."""
-        return int(self._lengths.sum())
-
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return `input_ids`, `labels` and `position_ids`, all int64 [B, T]."""
         ids = torch.zeros(len(rows), self._length, dtype=torch.int64)
@@ -143,6 +142,10 @@ class PackedDocuments(Sequences):
     def num_positions(self, batch: Batch) -> int:
         """Return B x T."""
         return batch["labels"].numel()
+
+    def mean_tokens(self) -> float:
+        """Return the mean number of tokens of a sequence, without padding."""
+        return float(self._lengths.sum()) / len(self)
 
 
 class DynamicallyPaddedSequences(PaddedSequences):
@@ -252,6 +255,10 @@ class MadeUpPairs(Sequences):
     def num_positions(self, batch: Batch) -> int:
         """Return B x 2 x T."""
         return batch["labels"].numel()
+
+    def mean_tokens(self) -> float:
+        """Return the mean number of tokens of both answers."""
+        return 2 * self._sequences.mean_tokens()
 
 
 def documents_of(sequences: Sequences) -> Sequences:

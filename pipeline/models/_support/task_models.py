@@ -174,6 +174,10 @@ class TaskSequences(Sequences):
         """Return B x T."""
         return batch["input_ids"].numel()
 
+    def mean_tokens(self) -> float:
+        """Return the mean number of tokens of the sequences."""
+        return self._sequences.mean_tokens()
+
 
 def own_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
     """Return the mean loss that the model computes times its labels, divided by the window's number of targets."""

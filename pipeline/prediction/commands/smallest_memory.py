@@ -78,7 +78,7 @@ def _by_runs(wanted: Simulate, run: SimulatedRun, folder: Path) -> int | None:
     if not _runs(wanted, high, folder / "all"):
         return None
     low = max(_peak(record) + _beside(run, record) for record in run.records)
-    while high - low > TOLERANCE * high:
+    while high - low > max(2 * replay.GRANULE, TOLERANCE * high):
         middle = (low + high) // 2 // replay.GRANULE * replay.GRANULE
         if _runs(wanted, middle, folder / f"{middle}"):
             high = middle

@@ -1,7 +1,7 @@
 """Notes the operator whose allocation fails on a card: what it was given, what it would have made, and for whom.
 
 It runs inside the user's process and imports the standard library and torch alone. The file PID.operator in the folder
-that SIMULATED_CARD_REPORT names is what `prediction/failed_tensor.py` reads.
+that SIMULATED_CARD_REPORT names is what `prediction/commands/failed_allocation.py` reads.
 """
 
 import ctypes
