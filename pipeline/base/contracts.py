@@ -170,7 +170,6 @@ class Model(Settings, ABC):
 
     def note(self, name: str) -> str | None:
         """Return what a user needs to know of how model `name` is trained, a sentence, or None."""
-        del name
         return None
 
     def inputs(self, name: str, prepared: "Prepared", seed: int) -> "Prepared":
@@ -180,7 +179,6 @@ class Model(Settings, ABC):
             InvalidInputError: it cannot be trained on such sequences.
 
         """
-        del name, seed
         return prepared
 
     def check_weights(self, name: str) -> None:
@@ -195,12 +193,10 @@ class Model(Settings, ABC):
 
     def attention_implementations(self, name: str) -> tuple[str, ...]:
         """Return transformers' names of the implementations of attention that model `name` can be set to: here none."""
-        del name
         return ()
 
     def has_layers(self, name: str) -> bool:
         """Whether model `name` has identical layers, the units of checkpointing: here it has."""
-        del name
         return True
 
     def inseparable_documents(self, name: str) -> str | None:
@@ -215,7 +211,6 @@ class Model(Settings, ABC):
 
         `soft_cap` says whether what computes it can cap the logits.
         """
-        del soft_cap
         return f"the loss of {name} is its own, and not the cross-entropy of a head's logits"
 
 
@@ -306,7 +301,6 @@ class Corpus(Settings, ABC):
     @classmethod
     def opens(cls, name: str) -> bool:
         """Whether `name`, which is not the name of a file in pipeline/data/, is a corpus of this class."""
-        del name
         return False
 
     @abstractmethod

@@ -201,7 +201,6 @@ class Technique(Settings, ABC):
 
         `settings` has all settings of the run by name, as attributes.
         """
-        del settings
         return 0
 
     @property
@@ -216,7 +215,6 @@ class Technique(Settings, ABC):
             InvalidInputError: the settings contradict each other.
 
         """
-        del settings
         return self
 
     def unsupported(self, hardware: Hardware) -> str | None:
@@ -224,7 +222,6 @@ class Technique(Settings, ABC):
 
         The message states rule, value and remedy.
         """
-        del hardware
         return None
 
     def unsuited(self, model: Model, name: str) -> str | None:
@@ -232,12 +229,10 @@ class Technique(Settings, ABC):
 
         The message states rule, value and remedy.
         """
-        del model, name
         return None
 
     def note(self, model: Model, name: str) -> str | None:
         """Return what it leaves out of model `name` of the family `model`, a sentence, or None."""
-        del model, name
         return None
 
     def conflict(self, settings: Any) -> str | None:
@@ -245,12 +240,10 @@ class Technique(Settings, ABC):
 
         The message states rule, value and remedy; `settings` has all settings of the run by name, as attributes.
         """
-        del settings
         return None
 
     def not_predicted(self, kind: str) -> str | None:
         """Return what a prediction of memory on a `cpu` or `cuda` device does not see; None if it sees everything."""
-        del kind
         return None
 
     @property
@@ -261,7 +254,6 @@ class Technique(Settings, ABC):
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return the values of `setting` that `auto` means for `hardware`: by default, all values of a Literal type."""
-        del hardware
         annotation = cls.model_fields[setting].annotation
         kinds = [annotation, *get_args(annotation)]  # the setting may be optional
         return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
@@ -275,7 +267,6 @@ class Technique(Settings, ABC):
 
         `target` is the name of a file in pipeline/export/targets/, such as `pytorch`.
         """
-        del target
         return None
 
     def on_host(self, trainable: Trainable) -> None:

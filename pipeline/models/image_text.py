@@ -48,7 +48,6 @@ class ImageText(TaskModel):
             InvalidInputError: the image leaves no room for text.
 
         """
-        del seed
         config, length = self.configuration(name, 1), len(prepared.train.batch([0])["input_ids"][0])
         num_tokens = _num_image_tokens(config)
         if length < num_tokens + 2:

@@ -23,7 +23,6 @@ class Seq2seq(TextTask):
 
     def make_inputs(self, name: str, seed: int) -> MakeInputs:
         """Return token ids for the encoder, and the first of them as labels."""
-        del name, seed
 
         def make(ids_BT: Tensor, is_token_BT: Tensor, rows: Sequence[int]) -> Batch:
             del rows

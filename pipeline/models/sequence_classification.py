@@ -23,7 +23,6 @@ class SequenceClassification(TextTask):
 
     def make_inputs(self, name: str, seed: int) -> MakeInputs:
         """Return token ids and a label for each sequence, one after the other."""
-        del seed
         num_labels = self.configuration(name, 1).num_labels
 
         def make(ids_BT: Tensor, is_token_BT: Tensor, rows: Sequence[int]) -> Batch:

@@ -23,7 +23,6 @@ class TokenClassification(TextTask):
 
     def make_inputs(self, name: str, seed: int) -> MakeInputs:
         """Return token ids, and for each the remainder of its id by the number of labels."""
-        del seed
         num_labels = self.configuration(name, 1).num_labels
 
         def make(ids_BT: Tensor, is_token_BT: Tensor, rows: Sequence[int]) -> Batch:

@@ -65,7 +65,6 @@ class UserModel(Model):
 
     def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:
         """Return the sequences as they are, which must have token ids unless the function returns a loss too."""
-        del seed
         trainable = _built_for_shape(self, name, digest(name))
         names = prepared.train.batch([0]).keys() if len(prepared.train) else ["input_ids"]
         if trainable.loss is _token_loss and "input_ids" not in names:

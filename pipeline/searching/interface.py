@@ -127,7 +127,6 @@ class Problem(ABC):
 
     def why_none_runs(self, choice: Choice, first: Result) -> str | None:
         """Return why nothing can be measured, as the first plain run shows; None if it does not."""
-        del choice, first  # each configuration may fail for a reason of its own
         return None
 
     @property

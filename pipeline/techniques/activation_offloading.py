@@ -64,7 +64,6 @@ class ActivationOffloading(Technique):
 
     def export(self, target: str) -> Exported | None:
         """Return the hooks as they are here, and the call that registers them."""
-        del target
         call = "offload_saved_tensors([model.get_submodule(name) for name in {layers}]"
         return Exported(code=source_of(offloading), prepare=f"{call}, smallest_bytes={self.smallest_bytes:.0f})")
 

@@ -28,7 +28,6 @@ class Attention(Technique):
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[str, ...]:
         """Return what has been measured: flash has not."""
-        del setting, hardware
         return ("sdpa", "eager")
 
     def unsupported(self, hardware: Hardware) -> str | None:

@@ -74,7 +74,6 @@ class Checkpointing(Technique):
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return the policies worth trying on `hardware`."""
-        del setting
         values = (NONE, "every_layer", "every_2_layers", ATTENTION_SAVED)
         return (*values, OFFLOADED) if hardware.kind == "cuda" else values
 

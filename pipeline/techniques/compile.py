@@ -49,7 +49,6 @@ class Compile(Technique):
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[str, ...]:
         """Return no compilation: what it gains has not been measured on GPUs."""
-        del setting, hardware
         return ("none",)
 
     def not_predicted(self, kind: str) -> str | None:

@@ -28,7 +28,6 @@ class ExpandableSegments(Technique):
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[bool, ...]:
         """Return both values on CUDA, unless the user's environment has decided."""
-        del setting
         is_open = hardware.kind == "cuda" and not any(OPTION in os.environ.get(name, "") for name in VARIABLES)
         return (False, True) if is_open else (False,)
 

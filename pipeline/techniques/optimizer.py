@@ -84,7 +84,6 @@ class Optimizer(Technique):
 
     def not_predicted(self, kind: str) -> str | None:
         """Return that a prediction does not see memory that torch's allocator does not manage."""
-        del kind
         if self.optimizer != "paged_adamw_8bit":
             return None
         return (
@@ -109,7 +108,6 @@ class Optimizer(Technique):
 
     def conflict(self, settings: Any) -> str | None:
         """Return that a setting belongs to an optimizer that is not used."""
-        del settings
         if self.optimizer_implementation != "fused" and self.optimizer not in HAS_IMPLEMENTATIONS:
             return (
                 f"optimizer_implementation chooses among those of {', '.join(HAS_IMPLEMENTATIONS)}, and optimizer is "

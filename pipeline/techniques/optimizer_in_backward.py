@@ -39,7 +39,6 @@ class OptimizerInBackward(Technique):
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return both values, on any hardware."""
-        del setting, hardware
         return (False, True)
 
     def conflict(self, settings: Any) -> str | None:

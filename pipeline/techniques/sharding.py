@@ -67,7 +67,6 @@ class Sharding(Technique):
 
     def num_groups(self, settings: Any) -> int:
         """The ranks of its copy and those with its part of each copy, and those that keep parts of a layer."""
-        del settings
         return 2 * (self.sharding_replicas > 1) + (not isinstance(self.reshard_after_forward, bool))
 
     @classmethod

@@ -78,7 +78,6 @@ class TensorParallel(Technique):
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return powers of two up to the GPUs of a machine; on a CPU all ranks share one memory."""
-        del setting
         count = (hardware.count or 1) if hardware.kind == "cuda" else 1
         return tuple(2**power for power in range(count.bit_length()))
 

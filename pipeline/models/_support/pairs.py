@@ -34,7 +34,6 @@ class PairModel(CausalModel):
             InvalidInputError: its sequences have no common length.
 
         """
-        del seed
         train, held_out = prepared.train, prepared.held_out
         if isinstance(train, PairedSequences) and isinstance(held_out, PairedSequences):
             token = self.padding_token(name)
@@ -49,12 +48,10 @@ class PairModel(CausalModel):
 
     def padding_token(self, name: str) -> int:
         """Return the token with which answers are padded; attention is causal, and padding no target."""
-        del name
         return 0
 
     def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
         """Return that the loss is of whole answers."""
-        del soft_cap
         return f"{name} is trained for {self.task}, whose loss is of whole answers"
 
     def inseparable_documents(self, name: str) -> str | None:

@@ -63,7 +63,6 @@ class TaskModel(TransformersModel):
 
     def configuration(self, name: str, vocabulary_size: int) -> Any:
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
-        del vocabulary_size
         config = read_configuration(name, pretrained=self.pretrained)
         check_task(name, config.model_type, self.task)
         if self.types and config.model_type not in self.types:
@@ -101,7 +100,6 @@ class TaskModel(TransformersModel):
 
     def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
         """Return that the loss is that of the class."""
-        del soft_cap
         return f"the loss of {name} is that of its class for {self.task}, which computes all logits"
 
 
