@@ -23,6 +23,7 @@ from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.simulation.cards import ASSUMED_CONTEXT
+from pipeline.simulation.run import on_cuda_build
 
 A100, H200, T4 = find_hardware("a100"), find_hardware("h200"), find_hardware("t4")
 MIB = 2**20
@@ -229,7 +230,7 @@ def build(vocabulary_size):
 
 @pytest.mark.slow
 def test_the_end_of_the_host_is_an_error_and_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = card_processes.CardProcesses(card_processes.python_on_cuda_build())
+    started = card_processes.CardProcesses(Path(on_cuda_build((sys.executable,), may_install=False)[0]))
     monkeypatch.setattr("pipeline.prediction.predict.card_processes", lambda: started)
     assert predict(tiny(**WIDE), T4).peak_reserved_bytes
     started._process.kill()

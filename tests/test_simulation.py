@@ -15,7 +15,7 @@ from pipeline.simulation.cards import CARDS, find_card
 from pipeline.simulation.elf import read_library
 from pipeline.simulation.environment import HOOK, environment, python_of
 from pipeline.simulation.functions import answering_nothing, declared, known_by_name
-from pipeline.simulation.library import FILE_NAME, Library, library_for
+from pipeline.simulation.library import FILE_NAME, library_for
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
 HEADER = """
@@ -33,7 +33,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     for name in (FILE_NAME, "libcuda.so.1"):
         (folder / name).touch()
-    monkeypatch.setattr(module, "_library", lambda python: Library(folder))
+    monkeypatch.setattr(module, "_library", lambda python: folder)
     return folder
 
 
@@ -67,7 +67,7 @@ def test_a_machine_has_1_to_16_cards(compiled: Path) -> None:
 
 
 def test_a_path_that_cannot_be_preloaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_library", lambda python: Library(_folder(tmp_path / "my cache")))
+    monkeypatch.setattr(module, "_library", lambda python: _folder(tmp_path / "my cache"))
     with pytest.raises(InvalidInputError, match="no space.*my cache.*FITPROOF_CACHE"):
         environment(find_card("t4"), python=Path(sys.executable))
 

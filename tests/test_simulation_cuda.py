@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 
 from pipeline.simulation.cards import find_card
-from pipeline.simulation.library import FILE_NAME, library_for
+from pipeline.simulation.library import FILE_NAME, library_for, preloaded
 from pipeline.simulation.report import Process, read_report
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 from pipeline.simulation.torch_build import find_torch
@@ -150,7 +150,7 @@ assert torch.cuda.mem_get_info()[1] == torch.cuda.get_device_properties(0).total
 def test_nothing_of_nvidias_own_is_ever_loaded(tmp_path: Path) -> None:
     """Every library of NVIDIA's that could be found is a trap that ends the process and says so."""
     torch = find_torch(Path(sys.executable))
-    names = {file.name for file in library_for(torch).preloaded} - {FILE_NAME}
+    names = {file.name for file in preloaded(library_for(torch))} - {FILE_NAME}
     names |= {"libcudart.so", "libcuda.so", "libnvJitLink.so.13"}
     trap = tmp_path / "trap.c"
     trap.write_text(
@@ -189,7 +189,7 @@ print(json.dumps(sorted({line.split()[-1] for line in open("/proc/self/maps") if
     )
     assert done.returncode == 0, done.stderr
     loaded = [Path(file) for file in json.loads(done.stdout)]
-    own = library_for(torch).folder.resolve()
+    own = library_for(torch).resolve()
     assert [file for file in loaded if NVIDIAS.match(file.name) and file.parent != own] == []
     assert any(file.parent == own for file in loaded)
 

@@ -4,6 +4,7 @@ With sequence_length=auto each configuration has the longest sequences that fit.
 """
 
 import itertools
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -39,13 +40,14 @@ from pipeline.planning.promising import predict_promising
 from pipeline.planning.rates import cost_prior, note_on_links, note_on_rates
 from pipeline.planning.reasons import compared, reasons_for
 from pipeline.planning.step_time import CostPrior
-from pipeline.prediction.card_processes import card_processes, python_on_cuda_build
+from pipeline.prediction.card_processes import card_processes
 from pipeline.prediction.cards import notes_on_card
 from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.predict_all import counted_causes, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
 from pipeline.simulation.links import GPUS_PER_MACHINE
+from pipeline.simulation.run import on_cuda_build
 from pipeline.training.typical_step import evaluation_note, lengths_note
 
 LENGTH = "sequence_length"
@@ -79,7 +81,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     budget = values.pop("budget", None)
     devices = targets(own.gpu, own.nums_gpus)
     if any(device.kind == "cuda" for device in devices):
-        python_on_cuda_build(own.install)
+        on_cuda_build((sys.executable,), own.install)
         card_processes()  # its host imports torch and transformers meanwhile
     values |= {"device": "cpu", "model": values.get("model", "auto")}
     if values["model"] == "auto":

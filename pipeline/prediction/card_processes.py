@@ -20,8 +20,7 @@ from pipeline.base.processes import num_cores
 from pipeline.runtime.fork_server import start_server
 from pipeline.simulation.cards import CARDS
 from pipeline.simulation.environment import environment
-from pipeline.simulation.install import install, installed
-from pipeline.simulation.torch_build import CpuBuildError, find_torch
+from pipeline.simulation.run import on_cuda_build
 
 CARD_HOST = Path(__file__).with_name("card_host.py")
 """What the host runs. It imports torch; this module does not, so that the host may start before torch is imported."""
@@ -124,7 +123,7 @@ def card_processes() -> CardProcesses:
 
 @cache
 def _card_processes() -> CardProcesses:
-    return CardProcesses(python_on_cuda_build())
+    return CardProcesses(Path(on_cuda_build((sys.executable,), may_install=False)[0]))
 
 
 def is_of_this_machine(gpu: str) -> bool:
@@ -147,25 +146,6 @@ def start_importing(gpu: str = "auto") -> None:
             card_processes()
 
     threading.Thread(target=start).start()
-
-
-def python_on_cuda_build(may_install: bool = False) -> Path:
-    """Return the interpreter of this environment if its torch was built for CUDA, else of the one that was installed.
-
-    That one is installed now if it may be.
-
-    Raises:
-        InvalidInputError: there is none.
-
-    """
-    python = Path(sys.executable)
-    try:
-        find_torch(python)
-    except CpuBuildError:
-        if not (may_install or installed()):
-            raise
-        return install()
-    return python
 
 
 def _own_paths() -> list[str]:

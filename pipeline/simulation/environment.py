@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.simulation.cards import Card
-from pipeline.simulation.library import FILE_NAME, MAX_CARDS, Library, library_for
+from pipeline.simulation.library import FILE_NAME, MAX_CARDS, library_for, preloaded
 from pipeline.simulation.torch_build import find_torch
 
 HOOK = Path(__file__).parent / "hook"
@@ -50,9 +50,9 @@ def environment(
     library = _library(python)
     variables = {
         **card_variables(card, num_cards, budget_bytes),
-        "LD_PRELOAD": _with(library.preloaded, base.get("LD_PRELOAD", ""), " :"),
+        "LD_PRELOAD": _with(preloaded(library), base.get("LD_PRELOAD", ""), " :"),
         "PYTHONPATH": _with([HOOK], base.get("PYTHONPATH", ""), ":"),
-        "TRITON_LIBCUDA_PATH": str(library.folder),  # Triton links its launchers to the driver's library there
+        "TRITON_LIBCUDA_PATH": str(library),  # Triton links its launchers to the driver's library there
     }
     if "CUDA_VISIBLE_DEVICES" in base:  # it speaks of this machine's own cards
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(num_cards)))
@@ -118,7 +118,7 @@ def _executable(program: str) -> Path:
 
 
 @cache
-def _library(python: Path) -> Library:
+def _library(python: Path) -> Path:
     return library_for(find_torch(python))
 
 

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
@@ -37,21 +36,14 @@ NVIDIAS = (
 """How the names of NVIDIA's libraries begin."""
 
 
-@dataclass(frozen=True)
-class Library:
-    """The compiled library, and the empty ones beside it."""
-
-    folder: Path
-
-    @property
-    def preloaded(self) -> tuple[Path, ...]:
-        """The files that are loaded before a process begins, the one that is not empty first."""
-        own = self.folder / FILE_NAME
-        return (own, *sorted(file for file in self.folder.iterdir() if file != own))
+def preloaded(folder: Path) -> tuple[Path, ...]:
+    """Return the libraries of a folder, which are loaded before a process begins, the one that is not empty first."""
+    own = folder / FILE_NAME
+    return (own, *sorted(file for file in folder.iterdir() if file != own))
 
 
-def library_for(torch: TorchBuild) -> Library:
-    """Return the library for a build of torch, compiled if it is not in the cache.
+def library_for(torch: TorchBuild) -> Path:
+    """Return the folder of the library for a build of torch and the empty ones; made if it is not in the cache.
 
     Raises:
         InvalidInputError: this machine is not Linux, there is no compiler, or there are no headers of CUDA.
@@ -71,7 +63,7 @@ def library_for(torch: TorchBuild) -> Library:
                 (Path(work) / "made").rename(folder)
             except OSError:  # another process has made it meanwhile
                 assert folder.exists()
-    return Library(folder)
+    return folder
 
 
 def _key(torch: TorchBuild, others: Sequence[Path]) -> str:

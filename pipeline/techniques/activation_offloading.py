@@ -52,7 +52,7 @@ class ActivationOffloading(Technique):
 
         Hooks inside take what the checkpoint would drop, and nothing would be recomputed.
         """
-        checkpointing = getattr(settings, "checkpointing", "none")
+        checkpointing = settings.checkpointing
         if not self.active or checkpointing == "none" or HOOKS_ARE_OUTSIDE:
             return None
         return (

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pipeline.base.contracts import Hardware, Model, Trainable
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
+from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.base.user_functions import digest, is_function_name
 from pipeline.techniques._support import lora, quantized_layers
 from pipeline.techniques._support.lora import add_adapters, is_target, linear_layers, outside_layers
@@ -222,10 +222,6 @@ class Adapter(Technique):
             )
         dtype = DTYPES[self.adapter_weights]
         add_adapters(trainable.module, trainable.layers, self.adapter_targets, dtype, **self._arguments())
-
-    def apply(self, step: Step) -> Step:
-        """Return the step as it is: the model has its adapters already, and optimizers take what is trained."""
-        return step
 
 
 class _Inside(NamedTuple):

@@ -1,10 +1,10 @@
 """The implementation of attention, for models of transformers that let one choose it."""
 
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pipeline.base.contracts import Hardware, Model
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Step, Technique
 
 NAMES = {"eager": "eager", "flash": "flash_attention_2"}
 """transformers' names of the implementations that are chosen here."""
@@ -14,8 +14,6 @@ FLASH_CAPABILITY = (8, 0)
 
 class Attention(Technique):
     """Scores and their softmax as plain operators, torch's fused attention, or the kernels of flash_attn."""
-
-    stage: ClassVar[Stage] = Stage.MODEL
 
     attention: Literal["sdpa", "eager", "flash"] = "sdpa"
     """sdpa: torch's fused attention, or the model's own where it has none; eager; flash: the package flash_attn."""

@@ -79,12 +79,12 @@ class Checkpointing(Technique):
 
     def conflict(self, settings: Any) -> str | None:
         """Return why it cannot be combined with another way of offloading, or with compiled layers."""
-        if OFFLOADED in self.checkpointing and getattr(settings, "activation_offloading", False):
+        if OFFLOADED in self.checkpointing and settings.activation_offloading:
             return (
                 f"layer inputs are offloaded by one technique, and checkpointing={self.checkpointing} and "
                 "activation_offloading=true both do; set checkpointing=every_layer, which offloads the same inputs"
             )
-        if ATTENTION_SAVED in self.checkpointing and getattr(settings, "compile", "none") != "none":
+        if ATTENTION_SAVED in self.checkpointing and settings.compile != "none":
             return (
                 f"attention's result is kept by an operator's name, which compiled layers do not have, and "
                 f"checkpointing={self.checkpointing} is set with compile={settings.compile}; set compile=none or "

@@ -75,8 +75,8 @@ class Compile(Technique):
 
     def conflict(self, settings: Any) -> str | None:
         """Return which other technique runs code in the layers that is never compiled."""
-        checkpointing = getattr(settings, "checkpointing", "none")
-        offloads = "activation_offloading=true" if getattr(settings, "activation_offloading", False) else None
+        checkpointing = settings.checkpointing
+        offloads = "activation_offloading=true" if settings.activation_offloading else None
         if "offloaded" in checkpointing:
             offloads = f"checkpointing={checkpointing}"
         if self.compile == "none" or offloads is None:

@@ -2,10 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from typing import ClassVar
 
 from pipeline.base.contracts import Hardware
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Technique
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The environment variables of the allocator's options; torch reads the first one that is set."""
@@ -14,8 +13,6 @@ OPTION = "expandable_segments"
 
 class ExpandableSegments(Technique):
     """One growing segment for all large tensors, so that less memory is reserved beside what is allocated."""
-
-    stage: ClassVar[Stage] = Stage.MODEL
 
     expandable_segments: bool = False
     """Configure the caching allocator of the run's process with expandable_segments:True; false: as the user did."""
@@ -53,7 +50,3 @@ class ExpandableSegments(Technique):
         """Return the environment variable as a note, for any framework."""
         [(name, value)] = self.environment().items()
         return Exported(notes=(f"Set {name}={value} in the environment of the process, before it imports torch.",))
-
-    def apply(self, step: Step) -> Step:
-        """Return the step as it is: the process's environment is all."""
-        return step

@@ -1,13 +1,13 @@
 """GELU in its tanh form: one kernel of torch in place of eight operators, whose results autograd would store."""
 
 import inspect
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
 from pipeline.base.contracts import Model
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Step, Technique
 
 REPLACED = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh")
 """transformers' names (ACT2FN) of the tanh form in separate operators."""
@@ -15,8 +15,6 @@ REPLACED = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh")
 
 class Gelu(Technique):
     """GPT-2's activation function by torch's own kernel."""
-
-    stage: ClassVar[Stage] = Stage.MODEL
 
     gelu: Literal["model", "fused"] = "model"
     """model: as the model computes it; fused: GELU's tanh form (gelu_new) in one kernel."""

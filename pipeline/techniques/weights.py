@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Trainable
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Stage, Technique
 from pipeline.techniques._support.optimizers import with_master_weights
 
 IMPORTS = "from typing import Any\n\nimport torch\nfrom torch import Tensor, nn\n"
@@ -112,10 +112,6 @@ class Weights(Technique):
         """Let it update float32 copies."""
         if self.weights == "bfloat16_master":
             with_master_weights(optimizer)
-
-    def apply(self, step: Step) -> Step:
-        """Return the step as it is: the model has been converted already."""
-        return step
 
 
 def convert_to_bfloat16(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 from pipeline.memory.device import occupy
 from pipeline.memory.meter import WATCHED_STEPS, make_meter
-from pipeline.training.saving import NEVER_SAVED, Saving
+from pipeline.training.saving import NEVER_SAVED, Saving, restore
 from pipeline.training.step import (
     Build,
     StepOutput,
@@ -81,7 +81,8 @@ def train(
         optimizer = step.make_optimizer(step.trainable.module)
         with step.run_context():
             loop = Loop(experiment, prepared.train, step, optimizer, emit)
-            saving.restore(loop)
+            if saving.resume is not None:
+                restore(loop, saving.resume)
             with counted_layers(step.trainable.layers) as forwards:
                 loop.advance(1, meter.mark)
             loop.advance(min(WATCHED_STEPS - 1, settings.num_steps - loop.num_launched), meter.mark)

@@ -53,16 +53,6 @@ class Saving:
             return [num_steps]
         return [*range(-(-num_taken // self.every) * self.every, num_steps, self.every), num_steps]
 
-    def restore(self, loop: "Loop") -> None:
-        """Let a loop that has taken no step go on from the save, if there is one.
-
-        Raises:
-            RuntimeError: its weights or its optimizer state are others.
-
-        """
-        if self.resume is not None:
-            restore(loop, self.resume)
-
     def save(self, loop: "Loop", experiment: Experiment) -> None:
         """Save a training, if it is to be saved, and remove the save before."""
         if self.every is None:
@@ -93,7 +83,12 @@ NEVER_SAVED = Saving()
 
 
 def restore(loop: "Loop", folder: Path) -> None:
-    """Let a loop that has taken no step go on from a save in `folder`."""
+    """Let a loop that has taken no step go on from a save in `folder`.
+
+    Raises:
+        RuntimeError: its weights or its optimizer state are others.
+
+    """
     from torch.distributed.checkpoint.state_dict_loader import load
 
     _make_optimizer_state(loop.step.trainable.module, loop.optimizer)
