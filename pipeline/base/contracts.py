@@ -87,15 +87,15 @@ class Description:
 
     kind: str
     """Its inputs: `tokens` or `vectors`."""
-    max_sequence_length: int | None
+    max_sequence_length: int | None = None
     """Maximum sequence length in tokens; None if there is no limit."""
-    vocabulary_size: int | None
+    vocabulary_size: int | None = None
     """Rows of its embedding; None if the corpus's tokenizer determines them."""
-    tokenizer: str | None
+    tokenizer: str | None = None
     """Name or folder of its published tokenizer, if it has one."""
-    needs_tokenizer: bool
+    needs_tokenizer: bool = False
     """Whether a corpus must be tokenized with that tokenizer."""
-    width: int | None
+    width: int | None = None
     """Channels of its layers, if known."""
     activation: str | None = None
     """transformers' name of the activation function of its layers, if they have one of them."""

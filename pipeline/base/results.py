@@ -39,12 +39,12 @@ class StepRecord:
     grad_norm: float
     """Before clipping; infinite or NaN in a step that the gradient scaler skipped, NaN where no gradients were left."""
     seconds: float
-    tokens: int | None
+    tokens: int | None = None
     """Real tokens, padding left out; None of a command, whose tokens are not counted."""
     positions: int
     """The same with padding; of a command, its sequences."""
     learning_rate: float
-    loss_scale: float | None
+    loss_scale: float | None = None
     """The gradient scaler's scale of this step; None without one."""
     skipped: bool
     """Whether the gradient scaler left the weights as they were."""
@@ -68,12 +68,12 @@ class MemoryUse:
     """Peaks over the run so far; None if the device does not report them."""
 
     peak_allocated_bytes: int | None
-    peak_reserved_bytes: int | None
-    peak_device_bytes: int | None
+    peak_reserved_bytes: int | None = None
+    peak_device_bytes: int | None = None
     peak_process_bytes: int
     """Resident host memory of the process."""
-    allocation_retries: int | None
-    phases: tuple[PhaseMemory, ...]
+    allocation_retries: int | None = None
+    phases: tuple[PhaseMemory, ...] = ()
     peak_evaluation_bytes: int | None = None
     """Allocated bytes while held-out documents were evaluated; part of the peaks above."""
 
@@ -87,10 +87,10 @@ class MemoryUse:
 class Finished:
     """Measurements taken after the last optimizer step of a run."""
 
-    eval_loss: float | None
-    gradient_underflow_percent: float | None
+    eval_loss: float | None = None
+    gradient_underflow_percent: float | None = None
     """Share of the last window's non-zero gradient elements that are zero in fp16 without scaling."""
-    block_forwards_per_step: int | None
+    block_forwards_per_step: int | None = None
     """Forward passes through layers in one optimizer step, recomputation included; None of a command."""
     number_formats: tuple[str, ...] = ()
     """Of a command: the formats in which it was seen to compute."""
@@ -101,10 +101,10 @@ class Result:
     """The result of one run, whatever its outcome."""
 
     outcome: Outcome
-    detail: str | None
+    detail: str | None = None
     """The reason if the run failed, in a few lines."""
-    steps: tuple[StepRecord, ...]
-    memory: MemoryUse | None
-    finished: Finished | None
+    steps: tuple[StepRecord, ...] = ()
+    memory: MemoryUse | None = None
+    finished: Finished | None = None
     seconds_total: float
     """From starting the process to its end."""

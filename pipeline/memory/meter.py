@@ -79,10 +79,7 @@ class CpuMeter(Meter):
         """Return the peaks; before stop() the allocator's is not known yet."""
         return MemoryUse(
             peak_allocated_bytes=self._peak_bytes,
-            peak_reserved_bytes=None,
-            peak_device_bytes=None,
             peak_process_bytes=_peak_process_bytes(),
-            allocation_retries=None,
             phases=self._phases,
         )
 

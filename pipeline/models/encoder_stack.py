@@ -33,10 +33,6 @@ class EncoderStack(Model):
             )
         return Description(
             kind="vectors",
-            max_sequence_length=None,
-            vocabulary_size=None,
-            tokenizer=None,
-            needs_tokenizer=False,
             width=self.width,
             inputs=(RandomInput("inputs", (None, self.width)), RandomInput("targets", (None, self.width))),
         )

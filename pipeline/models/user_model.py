@@ -47,10 +47,6 @@ class UserModel(Model):
         return Description(
             kind="tokens",
             max_sequence_length=position_limit(getattr(trainable.module, "config", None)),
-            vocabulary_size=None,
-            tokenizer=None,
-            needs_tokenizer=False,
-            width=None,
         )
 
     def note(self, name: str) -> str | None:

@@ -66,8 +66,6 @@ def _predict_on_cpu(experiment: Experiment, target: Hardware, prepared: Prepared
     return Prediction(
         target=target,
         peak_allocated_bytes=peak,
-        peak_reserved_bytes=None,
-        peak_device_bytes=None,
         smallest_budget_bytes=peak,
         breakdown=at_peak(timeline),
         micro_batch_size=experiment.micro_batch_size,

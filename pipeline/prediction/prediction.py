@@ -15,8 +15,8 @@ class Prediction:
     target: Hardware
     peak_allocated_bytes: int
     """As the device's allocator counts it: rounded up on CUDA."""
-    peak_reserved_bytes: int | None
-    peak_device_bytes: int | None
+    peak_reserved_bytes: int | None = None
+    peak_device_bytes: int | None = None
     """Reserved bytes and the CUDA context."""
     smallest_budget_bytes: int
     """What suffices: the peak that a budget limits, or less where CUDA's allocator then releases what it cached."""

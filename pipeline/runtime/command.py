@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -167,8 +167,7 @@ class _Received:
             taken = f"it ended by itself after {len(self._steps)} optimizer steps"
             self.emit(Failed(Outcome.CRASHED, f"{taken}, and {needed} are needed to time one; let it train longer"))
         else:
-            unknown = Finished(eval_loss=None, gradient_underflow_percent=None, block_forwards_per_step=None)
-            self.emit(replace(unknown, number_formats=tuple(sorted(self._formats))))
+            self.emit(Finished(number_formats=tuple(sorted(self._formats))))
 
 
 def _contradiction(command: Command, rank: Mapping[str, Any]) -> str | None:
@@ -194,10 +193,8 @@ def _record(command: Command, number: int, ranks: Sequence[Mapping[str, Any]]) -
         loss=statistics.fmean(losses) if len(losses) == len(ranks) else float("nan"),
         grad_norm=float("nan"),
         seconds=max(rank["seconds"] for rank in ranks),
-        tokens=None,
         positions=command.effective_batch_size,
         learning_rate=float("nan") if learning_rate is None else learning_rate,
-        loss_scale=None,
         skipped=ranks[0]["skipped"],
     )
 
@@ -210,10 +207,7 @@ def _memory(ranks: Sequence[Mapping[str, Any]]) -> MemoryUse:
     return MemoryUse(
         peak_allocated_bytes=total(allocated) if len(allocated) == len(ranks) else None,
         peak_reserved_bytes=max(rank["peaks"]["reserved"] for rank in ranks) if is_cuda else None,
-        peak_device_bytes=None,
         peak_process_bytes=sum(rank["process_bytes"] for rank in ranks),
-        allocation_retries=None,
-        phases=(),
     )
 
 

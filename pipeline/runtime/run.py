@@ -94,7 +94,8 @@ def run(
     folder, runnable, execute_it = RunFolder(this), this.runnable, executor or execute
     folder.write_config()
     measured: Result | None = None
-    result, summary = _aborted(), Summary({})
+    aborted = "aborted before it was measured"
+    result, summary = Result(outcome=Outcome.INTERRUPTED, detail=aborted, seconds_total=0.0), Summary({})
     receiving: list[Observer] = []
     try:
         for observer in observers:
@@ -196,18 +197,6 @@ class _StepWriter(Observer):
 
     def step(self, record: StepRecord) -> None:
         self._folder.append_step(record)
-
-
-def _aborted() -> Result:
-    """Return the result of a run that was aborted before it had one."""
-    return Result(
-        outcome=Outcome.INTERRUPTED,
-        detail="aborted before it was measured",
-        steps=(),
-        memory=None,
-        finished=None,
-        seconds_total=0.0,
-    )
 
 
 def _with(further: Result, result: Result) -> Result:

@@ -18,7 +18,8 @@ from pipeline.training.metrics import PREDICTION, Row
 from pipeline.training.time_differences import ERROR
 from pipeline.training.timing import timing_of
 
-PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale", "tokens_per_second", "padding_percent")
+SPEEDS = ("tokens_per_second", "samples_per_second", "padding_percent")
+PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale", *SPEEDS)
 """Metrics of an optimizer step that are read back."""
 STEP_ALONE = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale", "reserved_mib")
 """Those of an optimizer step alone, by the names that versions before 0.2 gave to series and summaries alike."""
@@ -112,8 +113,6 @@ class History:
             outcome=outcome,
             detail=tags.get("outcome_detail"),
             steps=steps,
-            memory=None,
-            finished=None,
             seconds_total=metrics.get("seconds_total", 0.0),
         )
         return Row(
@@ -133,16 +132,16 @@ class History:
         series = {name: self._series(run, STEP + name) or self._series(run, name) for name in PER_STEP}
         steps = sorted(series["loss"].keys() & series["seconds"].keys())
         rates, norms, scales = (series[name] for name in ("learning_rate", "grad_norm", "loss_scale"))
-        speeds, paddings = (series[name] for name in ("tokens_per_second", "padding_percent"))
-        tokens = {step: speeds.get(step, 0.0) * series["seconds"][step] for step in steps}
+        speeds, samples, paddings = (series[name] for name in SPEEDS)
+        amounts = {step: speeds.get(step, samples.get(step, 0.0)) * series["seconds"][step] for step in steps}
         return [
             StepRecord(
                 step=step,
                 loss=series["loss"][step],
                 grad_norm=norms.get(step, float("nan")),
                 seconds=series["seconds"][step],
-                tokens=round(tokens[step]),
-                positions=round(tokens[step] / (1 - paddings.get(step, 0.0) / 100)),
+                tokens=round(amounts[step]) if step in speeds else None,  # those of a command are not counted
+                positions=round(amounts[step] / (1 - paddings.get(step, 0.0) / 100)),
                 learning_rate=rates.get(step, float("nan")),
                 loss_scale=scales.get(step),
                 skipped=step in scales and step not in norms,

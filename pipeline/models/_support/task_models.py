@@ -36,25 +36,10 @@ class TaskModel(TransformersModel):
         """Whether `name` is a folder or an `owner/name` of the hub whose configuration is for this task."""
         return task_of(name) == cls.task
 
-    def description_of(
-        self,
-        config: Any,
-        *inputs: RandomInput,
-        max_sequence_length: int | None = None,
-        needs_whole_batch: bool = False,
-    ) -> Description:
-        """Return the description of a model whose inputs are made up."""
-        return Description(
-            kind="vectors",
-            max_sequence_length=max_sequence_length,
-            vocabulary_size=None,
-            tokenizer=None,
-            needs_tokenizer=False,
-            width=getattr(config, "hidden_size", None),
-            inputs=inputs,
-            needs_whole_batch=needs_whole_batch,
-            published_type=self.published_type(config),
-        )
+    def description_of(self, config: Any, *inputs: RandomInput, **more: Any) -> Description:
+        """Return the description of a model whose inputs are made up; `more` are other fields of it."""
+        width, published_type = getattr(config, "hidden_size", None), self.published_type(config)
+        return Description(kind="vectors", width=width, inputs=inputs, published_type=published_type, **more)
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model with the layers that transformers checkpoints, and its own loss."""
