@@ -145,7 +145,8 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
         command = words[len(own) + 1 :]
         if not command and own != words:
             raise InvalidInputError("a command follows --, and there is none; write it there as in a shell")
-        own = [part for word in own for part in (("--answer", "json") if word == "--json" else (word,))]
+        if "answer" in kind.model_fields:
+            own = [part for word in own for part in (("--answer", "json") if word == "--json" else (word,))]
         words = [*own, *(["--command", shlex.join(command)] if command else [])]
     try:
         if _asks_for_help(words):

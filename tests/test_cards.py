@@ -81,5 +81,6 @@ def test_what_other_processes_hold_is_not_for_torch() -> None:
     assert budget_bytes_on(None, "1.5GiB", card) == free_bytes - 1536 * MIB
     with pytest.raises(InvalidInputError, match="give one of them"):
         budget_bytes_on("8GiB", "1GiB", card)
-    with pytest.raises(InvalidInputError, match="must leave memory"):
-        budget_bytes_on(None, "12GiB", card)
+    for held in ("12GiB", f"{free_bytes // MIB + 1}MiB"):
+        with pytest.raises(InvalidInputError, match="must leave memory"):
+            budget_bytes_on(None, held, card)

@@ -12,7 +12,7 @@ from finished import shorten_finetune
 from project import Project
 from rich.console import Console
 from test_chat import folder_with
-from test_tasks import RESNET, VIT, folder_of
+from test_tasks import CLIP, RESNET, VIT, folder_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.base.errors import InvalidInputError
@@ -20,7 +20,7 @@ from pipeline.base.results import Outcome
 from pipeline.config.entry_points import FOLDER
 from pipeline.config.variants import read_yaml
 from pipeline.data._support.chat_template import TEMPLATE
-from pipeline.jobs.finetune import finetune
+from pipeline.jobs.finetune import finetune, make_plan_of_kinds
 from pipeline.jobs.finetune_plan import plan_kinds
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import read_findings
@@ -255,9 +255,27 @@ def test_kinds_go_from_the_least_changed_to_the_smallest() -> None:
     assert all(kinds[name] for name in [*kinds][1:])
 
 
-@pytest.mark.parametrize("values", [VIT, RESNET], ids=lambda values: str(values["model_type"]))
+@pytest.mark.parametrize("values", [VIT, RESNET, CLIP], ids=lambda values: str(values["model_type"]))
 def test_kinds_of_a_model_without_the_leanest_levers_are_planned(values: dict[str, Any], tmp_path: Path) -> None:
     space = {"micro_batch_size": [1, 2], "checkpointing": ["none", "every_layer"], "loss_kernel": ["full", "chunked"]}
-    shared = {"model": folder_of(tmp_path, values), "corpus": "random_vectors", "effective_batch_size": 2}
-    [card] = plan_kinds({"full": {}}, space, {**shared, "budget": "1GiB"}, {**shared, "gpu": "cpu"}).cards
+    shared = {
+        "model": folder_of(tmp_path, values),
+        "corpus": "random_vectors",
+        "effective_batch_size": 2,
+        "sequence_length": 64,
+    }
+    settings = {**shared, "budget": "1GiB"}
+    [card] = plan_kinds({"full": {}}, space, settings, {**shared, "gpu": "cpu"}).cards
     assert card.recommended is not None and {row.choice["loss_kernel"] for row in card.rows} == {"full"}
+
+
+def test_the_budget_of_a_named_card_is_the_one_that_is_given_or_all_of_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("budget: 300MiB\n")
+    budgets = []
+    monkeypatch.setattr("pipeline.jobs.finetune.plan_kinds", lambda *words: budgets.append(words[2].get("budget")))
+    for more in ({}, {"budget": "auto"}, {"budget": "none"}, {"budget": "1GiB"}, {"config": str(config)}):
+        make_plan_of_kinds({"model": "gpt2-nano", "gpu": "t4", **more})
+    assert budgets == [None, None, None, "1GiB", "300MiB"]

@@ -97,7 +97,8 @@ def test_a_script_that_fits_is_told_in_bytes_lines_and_cards(project: Project) -
 def test_a_script_that_does_not_fit_ends_with_the_line_that_asked_for_too_much(project: Project) -> None:
     """With --json, all of stdout is the answer; the last lines of a terminal have it in words."""
     command = ("--", str(CUDA_PYTHON), "train.py", "2000000")
-    done = project.call("python", "-m", "fitproof", "simulate", "--gpu", "rtx4090", "--json", *command)
+    given = {"gpu": "rtx4090", "budget": "23000MiB", "time_limit": "500.0"}
+    done = project.here("simulate", given, "--json", *command)
     assert done.returncode == 3, done.stderr
     assert "torch.OutOfMemoryError" in done.stderr  # the script's own traceback
     found = findings(project)
@@ -120,7 +121,8 @@ def test_a_script_that_does_not_fit_ends_with_the_line_that_asked_for_too_much(p
     [page] = project.folder.glob("runs/*-simulate-*/report.html")
     _, advice = page.read_text().split("<h2>what to try</h2>")
     assert advice.index("Gradient checkpointing keeps fewer activations") < advice.index("<h2>memory</h2>")
-    assert 'data-copied="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fitproof simulate --gpu rtx4090' in advice
+    repeated = f"fitproof simulate {' '.join(f'--{name} {value}' for name, value in given.items())} -- "
+    assert f'data-copied="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {repeated}' in advice
 
 
 @needs_cuda_build

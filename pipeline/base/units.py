@@ -64,28 +64,25 @@ def parse_size(text: str) -> int:
     return int(float(match["number"]) * UNIT_BYTES[match["unit"]])
 
 
-def other_bytes(other_processes: str | None, total_bytes: int) -> int:
-    """Return the bytes that other processes hold of a device with so much memory.
+def allowed_bytes(budget: str | None, other_processes: str | None, memory_bytes: int, context_bytes: int) -> int:
+    """Return what torch may use of a device: the budget, or what its context and other processes leave.
 
     Raises:
-        InvalidInputError: their form is invalid, or they are as much as the device has.
+        InvalidInputError: one of both cannot be read, both are given, or the other processes leave nothing.
 
     """
-    if other_processes is None:
-        return 0
-    held = parse_size(other_processes)
-    if held >= total_bytes:
-        raise InvalidInputError(
-            f"other processes must leave memory of a device with {total_bytes / 2**30:.1f} GiB, and other_processes is "
-            f"{other_processes}; write what nvidia-smi shows as used before the training starts"
-        )
-    return held
-
-
-def check_one_limit(budget: str | None, other_processes: str | None) -> None:
-    """Raise InvalidInputError if both a budget and what other processes hold are given: each says what is left."""
     if budget is not None and other_processes is not None:
         raise InvalidInputError(
             f"budget ({budget}) is what the training may use, and other_processes ({other_processes}) what it may not; "
             "give one of them"
         )
+    if budget is not None:
+        return parse_budget(budget, memory_bytes)
+    free_bytes = memory_bytes - context_bytes
+    held_bytes = parse_size(other_processes) if other_processes is not None else 0
+    if held_bytes >= free_bytes:
+        raise InvalidInputError(
+            f"other processes must leave memory of a device with {free_bytes / 2**30:.1f} GiB, and other_processes is "
+            f"{other_processes}; write what nvidia-smi shows as used before the training starts"
+        )
+    return free_bytes - held_bytes

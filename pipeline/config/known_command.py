@@ -73,6 +73,8 @@ OPTIMIZER = Lever(
     price="about none; another optimizer: another training",
     packages={"adamw_bnb_8bit": "bitsandbytes"},
 )
+OF_TRAINER = (LIGER, ATTENTION, CHECKPOINTING, BF16, FP16, COMPILE, OPTIMIZER)
+"""Those of transformers' TrainingArguments."""
 BATCH_DEFAULTS = {"per_device_train_batch_size": "8", "gradient_accumulation_steps": "1"}
 """Options of transformers' TrainingArguments, which other commands take too, and the defaults of its batch."""
 

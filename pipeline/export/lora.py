@@ -15,23 +15,17 @@ from pipeline.techniques.adapter import Adapter
 class Lora:
     """What peft adds to a frozen model."""
 
-    rank: int
-    alpha: int
-    dropout: float
-    weights: str
-    """Type of the adapters: float32 or bfloat16."""
+    adapter: Adapter
+    """Their settings."""
     targets: tuple[str, ...]
     """The modules that have one: the ends of their names, where no other module's name ends so."""
     is_transposed: bool
     """Whether their weights are transposed, as those of GPT-2 that are not in 4 bits."""
-    is_quantized: bool
-    """Whether the linear layers inside the model's layers have weights of 4 or 8 bits."""
-    num_bits: int
-    """Bits of those."""
-    double_quantization: bool
-    """Whether the scales of those are quantized too."""
-    float32_rest: bool
-    """Whether all other 16-bit parameters are converted to float32 then."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the linear layers inside the model's layers have weights of 4 or 8 bits."""
+        return self.adapter.adapter == "qlora"
 
 
 def lora_of(experiment: Experiment, trainable: Trainable) -> Lora | None:
@@ -43,16 +37,9 @@ def lora_of(experiment: Experiment, trainable: Trainable) -> Lora | None:
 
     adapted = adapted_modules(trainable.module, trainable.layers, adapter.adapter_targets)
     return Lora(
-        rank=adapter.adapter_rank,
-        alpha=adapter.adapter_alpha,
-        dropout=adapter.adapter_dropout,
-        weights=adapter.adapter_weights,
+        adapter=adapter,
         targets=_targets(dict(trainable.module.named_modules()), adapted),
         is_transposed=adapter.adapter != "qlora" and any(isinstance(part, Conv1D) for part in adapted),
-        is_quantized=adapter.adapter == "qlora",
-        num_bits=adapter.num_bits,
-        double_quantization=adapter.qlora_double_quantization,
-        float32_rest=adapter.qlora_float32_rest,
     )
 
 

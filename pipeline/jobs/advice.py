@@ -20,7 +20,7 @@ STATE = ("parameters", "gradients", "optimizer state")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profiled:
+class ProfiledRun:
     """A profiled run, from which advice is derived."""
 
     row: Row
@@ -54,12 +54,12 @@ class Profiled:
         return 100 * short / total if total else 0.0
 
 
-def advise(profiled: Profiled) -> tuple[Advice, ...]:
+def advise(profiled: ProfiledRun) -> tuple[Advice, ...]:
     """Return the advice for a profiled run, on memory first."""
     return tuple(advice for rule in RULES if (advice := rule(profiled)) is not None)
 
 
-def _logits(profiled: Profiled) -> Advice | None:
+def _logits(profiled: ProfiledRun) -> Advice | None:
     size = profiled.logits_bytes("activations", "temporary")
     percent = _share_of_peak(profiled, size)
     if percent < DOMINANT_PERCENT:
@@ -72,7 +72,7 @@ def _logits(profiled: Profiled) -> Advice | None:
     return _other_cut(f"{text}fewer tokens per forward pass do.", evidence, profiled, larger=False)
 
 
-def _activations(profiled: Profiled) -> Advice | None:
+def _activations(profiled: ProfiledRun) -> Advice | None:
     if profiled.memory is None:
         return None
     size = profiled.memory.peak.category_bytes.get("activations", 0) - profiled.logits_bytes("activations")
@@ -86,7 +86,7 @@ def _activations(profiled: Profiled) -> Advice | None:
     return _other_cut(text, evidence, profiled, larger=False)
 
 
-def _state(profiled: Profiled) -> Advice | None:
+def _state(profiled: ProfiledRun) -> Advice | None:
     if profiled.memory is None:
         return None
     sizes = {name: profiled.memory.peak.category_bytes.get(name, 0) for name in STATE}
@@ -101,7 +101,7 @@ def _state(profiled: Profiled) -> Advice | None:
     return _other_cut(text, f"at the peak: {parts}, {percent:.0f} %", profiled, larger=True)
 
 
-def _autocast(profiled: Profiled) -> Advice | None:
+def _autocast(profiled: ProfiledRun) -> Advice | None:
     if profiled.memory is None or profiled.time is None:
         return None
     percent = profiled.memory.matrix_products_float32_percent
@@ -120,7 +120,7 @@ def _autocast(profiled: Profiled) -> Advice | None:
     return Advice(text=text, evidence=evidence, setting=None)
 
 
-def _data(profiled: Profiled) -> Advice | None:
+def _data(profiled: ProfiledRun) -> Advice | None:
     if profiled.time is None:
         return None
     seconds = profiled.time.phase_seconds.get("data", 0.0)
@@ -131,7 +131,7 @@ def _data(profiled: Profiled) -> Advice | None:
     return _other_cut(text, f"data: {1000 * seconds:,.2f} ms per step, {percent:.0f} %", profiled, larger=True)
 
 
-def _launches(profiled: Profiled) -> Advice | None:
+def _launches(profiled: ProfiledRun) -> Advice | None:
     if profiled.time is None:
         return None
     idle, short = profiled.time.device_idle_percent, profiled.short_operators_percent
@@ -145,14 +145,14 @@ def _launches(profiled: Profiled) -> Advice | None:
     return _other_cut(text, evidence, profiled, larger=True)
 
 
-RULES: tuple[Callable[[Profiled], Advice | None], ...] = (_logits, _activations, _state, _autocast, _data, _launches)
+RULES: tuple[Callable[[ProfiledRun], Advice | None], ...] = (_logits, _activations, _state, _autocast, _data, _launches)
 
 
-def _share_of_peak(profiled: Profiled, num_bytes: int) -> float:
+def _share_of_peak(profiled: ProfiledRun, num_bytes: int) -> float:
     return 100 * num_bytes / profiled.memory.peak.peak_bytes if profiled.memory else 0.0
 
 
-def _other_cut(text: str, evidence: str, profiled: Profiled, *, larger: bool) -> Advice:
+def _other_cut(text: str, evidence: str, profiled: ProfiledRun, *, larger: bool) -> Advice:
     """Return advice to set the next micro-batch size at the same effective batch, or that says there is none."""
     effective, size = int(profiled.row.params["effective_batch_size"]), profiled.micro_batch_size
     sizes = [n for n in divisors(effective) if (n > size if larger else n < size)]

@@ -171,8 +171,10 @@ def _check_supported(experiment: Experiment) -> None:
 
 def _shared_of_cards(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that all kinds share on cards, whose memory is the budget unless another one is given."""
-    shared = _shared(values, {"budget": "100%", **given}, Console(quiet=True))
-    return shared if "budget" in given else {name: value for name, value in shared.items() if name != "budget"}
+    budget = str(given.get("budget", values.get("budget", "auto")))
+    has_own = budget not in ("auto", "none")
+    shared = _shared(values, {**given, "budget": budget if has_own else "100%"}, Console(quiet=True))
+    return {name: value for name, value in shared.items() if has_own or name != "budget"}
 
 
 def _shared(values: Mapping[str, Any], given: Mapping[str, Any], console: Console) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pipeline.jobs.plan import AUTO_LENGTH, LENGTH, make_plan
 from pipeline.jobs.plan_settings import budget_bytes_on, targets
 from pipeline.planning.plan import CardPlan, PlanFindings
 from pipeline.report.command import command_line
+from pipeline.training.metrics import common_settings
 
 Values = Mapping[str, Any]
 LEANEST: Values = {"micro_batch_size": 1, "checkpointing": "every_layer", "loss_kernel": "chunked"}
@@ -87,18 +88,17 @@ def plan_kinds(kinds: Mapping[str, Values], space: Values, shared: Values, given
         first,
         entry="finetune",
         cards=tuple(cards),
-        settings={
-            name: value
-            for name, value in first.settings.items()
-            if all(name in plan.settings and plan.settings[name] == value for plan in plans.values())
-        },
+        settings=common_settings([plan.settings for plan in plans.values()]),
         command=_command(cards, given),
     )
 
 
 def _unsupported(values: Values) -> str | None:
     """Return why no card can train a kind of fine-tuning, such as a package that is not installed; None if one can."""
-    experiment = make_experiment({**_of_run(values), "device": "cpu", "micro_batch_size": 1}, "finetune")
+    of_run = {"micro_batch_size": 1, **_of_run(values), "device": "cpu"}
+    experiment = make_experiment(of_run, "finetune")
+    if "micro_batch_size" not in values and experiment.description.needs_whole_batch:
+        experiment = make_experiment({**of_run, "micro_batch_size": experiment.effective_batch_size}, "finetune")
     reasons = [experiment.unsupported(target) for target in targets(str(values["gpu"]))]
     return reasons[0] if all(reasons) else None
 

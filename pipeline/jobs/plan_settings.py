@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.units import check_one_limit, other_bytes, parse_budget
+from pipeline.base.units import allowed_bytes
 from pipeline.config.space import SpaceSettings
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.planning.rates import links_of
@@ -147,7 +147,4 @@ def budget_bytes_on(text: str | None, other_processes: str | None, target: Hardw
 
     """
     budget = None if text in (None, "none") else text
-    check_one_limit(budget, other_processes)
-    if budget is not None:
-        return parse_budget(budget, target.memory_bytes)
-    return target.memory_bytes - context_bytes_of(target) - other_bytes(other_processes, target.memory_bytes)
+    return allowed_bytes(budget, other_processes, target.memory_bytes, context_bytes_of(target))

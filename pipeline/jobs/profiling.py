@@ -25,7 +25,7 @@ from pipeline.training.metrics import PREDICTION, Row, Summary
 from pipeline.training.profiler import MemoryProfile, TimeProfile, profile_run
 
 if TYPE_CHECKING:
-    from pipeline.jobs.advice import Profiled
+    from pipeline.jobs.advice import ProfiledRun
     from pipeline.report.profile import ProfilingFindings
 
 QUESTION = "Where are the memory and the time of {name}?"
@@ -119,15 +119,15 @@ def measure_and_profile(
     return row, profile
 
 
-def profiled_of(experiment: Experiment, row: Row, profile: Profile) -> "Profiled":
+def profiled_of(experiment: Experiment, row: Row, profile: Profile) -> "ProfiledRun":
     """Return what the advice is derived from."""
-    from pipeline.jobs.advice import Profiled
+    from pipeline.jobs.advice import ProfiledRun
 
     chunked, bf16 = (
         Experiment(experiment.settings.model_copy(update=change))
         for change in ({"loss_kernel": "chunked"}, {"precision": "bf16"})
     )
-    return Profiled(
+    return ProfiledRun(
         row=row,
         vocabulary_size=experiment.description.vocabulary_size or experiment.prepare().vocabulary_size,
         can_chunk_loss=experiment.params()["loss_kernel"] == "full" and chunked.unsupported() is None,

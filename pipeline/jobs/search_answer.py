@@ -22,7 +22,6 @@ def write_answer(problem: Problem, choice: Choice, findings: SearchFindings, job
     runnable = problem.runnable(choice)
     if isinstance(runnable, Command):
         return _write_command(runnable, findings, job)
-    assert isinstance(runnable, Experiment)
     return _write_experiment(runnable, findings, job)
 
 

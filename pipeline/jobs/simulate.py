@@ -17,7 +17,7 @@ from rich.console import Console
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.settings import RESULTS, Settings
-from pipeline.base.units import MIB, check_one_limit, other_bytes, parse_budget
+from pipeline.base.units import MIB, allowed_bytes
 from pipeline.jobs.printing import say
 from pipeline.prediction.commands.ranks import simulate_ranks
 from pipeline.prediction.commands.simulation import WORK_HOOK, Simulation, Verdict, what_runs
@@ -124,8 +124,7 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> Simulation:
 def _publish(found: Simulation, settings: SimulateSettings, folder: Path, job: "Job", console: Console) -> None:
     from pipeline.jobs.publish import publish
 
-    names = ("gpu", "gpus", "world_size", "rank", "ranks", "command", "steps")
-    job.params({name: getattr(settings, name) for name in names})
+    job.params(settings.model_dump(mode="json", exclude={"answer", "output"}))
     for snapshot in sorted(folder.glob("memory_snapshot_*.pickle")):
         job.file(snapshot.name, snapshot.read_bytes())
     publish(found, job, console)
@@ -181,7 +180,8 @@ def run_simulation(
     found = run(wanted, folder, say, may_need_values=may_need_values, finds_smallest=finds_smallest)
     if wanted.hook and found.largest and found.update_work is None:
         found = replace(found, notes=(*found.notes, TIME_IS_NOT_KNOWN))
-    return found
+    settings_of_run = SimulateSettings.model_fields.keys() - {"gpu", "command", "answer", "output"}
+    return replace(found, given=settings.model_dump(mode="json", include=settings_of_run, exclude_defaults=True))
 
 
 def _estimates_time(settings: SimulatedCommandSettings) -> bool:
@@ -234,11 +234,10 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
             "leave out --world_size and start a process for each card"
         )
     card = find_card(settings.gpu)
-    check_one_limit(settings.budget, settings.other_processes)
-    budget_bytes = None if settings.budget is None else parse_budget(settings.budget, card.memory_mib * MIB)
-    if settings.other_processes is not None:
-        free_bytes = (card.memory_mib - card.context.mib) * MIB
-        budget_bytes = free_bytes - other_bytes(settings.other_processes, free_bytes)
+    budget_bytes = None
+    if settings.budget is not None or settings.other_processes is not None:
+        memory_bytes, context_bytes = card.memory_mib * MIB, card.context.mib * MIB
+        budget_bytes = allowed_bytes(settings.budget, settings.other_processes, memory_bytes, context_bytes)
     return Simulate(
         command=on_cuda_build(words, settings.install),
         card=card,

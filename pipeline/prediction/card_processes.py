@@ -20,7 +20,6 @@ from pipeline.base.processes import num_cores
 from pipeline.runtime.fork_server import start_server
 from pipeline.simulation.cards import CARDS
 from pipeline.simulation.environment import environment
-from pipeline.simulation.run import on_cuda_build
 
 CARD_HOST = Path(__file__).with_name("card_host.py")
 """What the host runs. It imports torch; this module does not, so that the host may start before torch is imported."""
@@ -123,6 +122,8 @@ def card_processes() -> CardProcesses:
 
 @cache
 def _card_processes() -> CardProcesses:
+    from pipeline.simulation.run import on_cuda_build  # what it needs takes a list of entry points too long
+
     return CardProcesses(Path(on_cuda_build((sys.executable,), may_install=False)[0]))
 
 

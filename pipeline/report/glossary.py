@@ -24,7 +24,7 @@ not tried yet: it may fit and be faster than the answer; the search ended before
 optimizer state: what the optimizer keeps for each parameter: of AdamW two tensors of its size
 peak: the most memory that is held at one moment, over at least two optimizer steps
 plain: the configuration that the answer's losses are compared with: the baseline, or it with a smaller micro-batch
-precision: the number format in which matrix products compute (autocast); parameters stay in float32
+precision: the number format in which matrix products compute (autocast); parameters keep their own type
 reserved: bytes that torch's caching allocator has taken of the card: allocated, and blocks that it keeps free
 same training: trained again on the same data, answer and plain configuration differ in their losses by rounding alone
 simulated: run on a simulated card: PyTorch's own CUDA build on a stand-in for NVIDIA's libraries; nothing is computed

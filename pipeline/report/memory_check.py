@@ -191,7 +191,9 @@ def to_junit(check: MemoryCheck) -> str:
     """Return the check as JUnit's XML: a test case for the card, and one for each requirement."""
     card = check.simulation.card
     suite = ElementTree.Element("testsuite", name="fitproof check")
-    fits = ElementTree.SubElement(suite, "testcase", classname="fitproof.check", name=f"fits {card}: {check.command}")
+    fits = ElementTree.SubElement(
+        suite, "testcase", classname="fitproof.check", name=_xml(f"fits {card}: {check.command}")
+    )
     if check.verdict is CheckVerdict.NONE:
         ElementTree.SubElement(fits, "error", message=_xml("not checked")).text = _xml(answer(check))
     elif check.simulation.verdict is not Verdict.FITS:

@@ -283,7 +283,7 @@ def _last_headline(card: CardPlan, best: PlannedRow) -> Headline:
         value=f"{sum(row.fits for row in card.rows)} of {len(card.rows)}",
         detail=f"configurations on {card.card}"
         if card.num_configurations is None
-        else f"simulated of {card.num_configurations:,}; the others are expected to be slower or not to fit",
+        else f"predicted of {card.num_configurations:,}; the others are expected to be slower or not to fit",
     )
 
 

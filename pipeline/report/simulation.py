@@ -1,9 +1,10 @@
 """The report of a simulated command: whether it fits, what fills the memory at its peak, and what it would need."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.units import MIB, mib
 from pipeline.planning.rates import note_on_rates, step_time_on
@@ -44,8 +45,11 @@ def simulation_report(simulation: Simulation) -> Report:
     rank = f" as rank {simulation.rank} of {simulation.world_size}" if simulation.world_size > 1 else ""
     rank = f" as each of {simulation.world_size} ranks" if simulation.ranks else rank
     ranks = (_ranks_table(simulation),) if simulation.ranks else ()
-    command = _command(simulation, simulation.gpu)
-    larger = _command(simulation, simulation.cards_that_fit[0]) if simulation.cards_that_fit else None
+    command = _command(simulation, {"gpu": simulation.gpu, **simulation.given})
+    others = {name: value for name, value in simulation.given.items() if name not in ("budget", "other_processes")}
+    larger = (
+        _command(simulation, {"gpu": simulation.cards_that_fit[0], **others}) if simulation.cards_that_fit else None
+    )
     advice = suggestions(simulation, command, larger)
     return Report(
         entry="simulate",
@@ -250,17 +254,11 @@ def _headlines(simulation: Simulation) -> tuple[Headline, ...]:
     return tuple(found)
 
 
-def _command(simulation: Simulation, gpu: str) -> str | None:
-    """Return the command that simulates it on a card; None if Python called it."""
+def _command(simulation: Simulation, settings: Mapping[str, Any]) -> str | None:
+    """Return the command that simulates it with these settings; None if Python called it."""
     if simulation.called is not None:
         return None
-    defaults = {"gpus": 1, "world_size": 1, "rank": 0, "ranks": "one", "step_time": False}
-    which = {"ranks": "all"} if simulation.ranks else {"rank": simulation.rank}
-    given = {"gpus": simulation.num_cards, "world_size": simulation.world_size, **which}
-    given["step_time"] = simulation.passes_work is not None
-    values = {name: value for name, value in given.items() if value != defaults[name]}
-    line = command_line("simulate", {"gpu": gpu, **values})
-    return f"{line} -- {shlex.join(simulation.command)}"
+    return command_line("simulate", {**settings, "command": shlex.join(simulation.command)})
 
 
 def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, ...]]:

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -180,7 +180,14 @@ class _ChildRun(Observer):
         }
         if runnable.environment:  # variables that techniques set for the run's process
             tags["environment"] = " ".join(f"{name}={value}" for name, value in runnable.environment.items())
-        manifest = _manifest(self._siblings.parent, run.name, tags)
+        manifest = replace(
+            self._siblings.parent,
+            name=run.name,
+            key=uuid.uuid4().hex,
+            start_time=milliseconds_now(),
+            run_id=None,
+            tags=tags,
+        )
         self._child = TrackedRun(UnsentRun.create(run.folder, manifest), self._siblings.sender)
         self._sent_at = time.monotonic()
         self._child.params(runnable.params())
@@ -313,19 +320,6 @@ def _manifest_of(run: MlflowRun, client: MlflowClient) -> Manifest:
         owner=this_process(),
         start_time=run.info.start_time,
         run_id=run.info.run_id,
-    )
-
-
-def _manifest(parent: Manifest, name: str, tags: Mapping[str, str]) -> Manifest:
-    """Return the manifest of a new run in the same store and experiment."""
-    return Manifest(
-        uri=parent.uri,
-        experiment_id=parent.experiment_id,
-        name=name,
-        key=uuid.uuid4().hex,
-        owner=parent.owner,
-        start_time=milliseconds_now(),
-        tags=tags,
     )
 
 

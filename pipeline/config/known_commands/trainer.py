@@ -3,19 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from pipeline.config.known_command import (
-    ATTENTION,
-    BATCH_DEFAULTS,
-    BF16,
-    CHECKPOINTING,
-    COMPILE,
-    FP16,
-    LIGER,
-    OPTIMIZER,
-    KnownCommand,
-    Lever,
-    scripts_of,
-)
+from pipeline.config.known_command import BATCH_DEFAULTS, OF_TRAINER, KnownCommand, Lever, scripts_of
 
 MARKS = ("TrainingArguments", "HfArgumentParser")
 """Names in a script that parses these arguments."""
@@ -25,7 +13,7 @@ class TrainerScript(KnownCommand):
     """A script of one's own, or one of transformers' examples."""
 
     batch_defaults: ClassVar[Mapping[str, str]] = BATCH_DEFAULTS
-    levers: ClassVar[tuple[Lever, ...]] = (LIGER, ATTENTION, CHECKPOINTING, BF16, FP16, COMPILE, OPTIMIZER)
+    levers: ClassVar[tuple[Lever, ...]] = OF_TRAINER
 
     @classmethod
     def recognizes(cls, words: Sequence[str]) -> bool:

@@ -7,14 +7,10 @@ from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
 from pipeline.config.known_command import (
-    ATTENTION,
     BATCH_DEFAULTS,
     BF16,
     CHECKPOINTING,
-    COMPILE,
-    FP16,
-    LIGER,
-    OPTIMIZER,
+    OF_TRAINER,
     KnownCommand,
     Lever,
     scripts_of,
@@ -29,14 +25,8 @@ class Trl(KnownCommand):
 
     batch_defaults: ClassVar[Mapping[str, str]] = BATCH_DEFAULTS
     levers: ClassVar[tuple[Lever, ...]] = (
-        LIGER,
-        ATTENTION,
-        replace(CHECKPOINTING, values=ON),
-        replace(BF16, values=ON),
-        FP16,
-        COMPILE,
+        *(replace(one, values=ON) if one in (CHECKPOINTING, BF16) else one for one in OF_TRAINER),
         Lever(name="packing", values=("false", "true"), mathematics=Mathematics.DIFFERENT),
-        OPTIMIZER,
     )
     file_options: ClassVar[tuple[str, ...]] = ("config",)
 

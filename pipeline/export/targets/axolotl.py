@@ -85,15 +85,19 @@ def _lora(facts: Facts) -> dict[str, Any]:
     if facts.lora is None:
         return {}
     return {
-        "adapter": "qlora" if facts.lora.is_quantized and facts.lora.num_bits == 4 else "lora",
-        **({f"load_in_{facts.lora.num_bits}bit": True} if facts.lora.is_quantized else {}),
-        **({} if facts.lora.double_quantization else {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}),
-        "lora_r": facts.lora.rank,
-        "lora_alpha": facts.lora.alpha,
-        "lora_dropout": facts.lora.dropout,
+        "adapter": "qlora" if facts.lora.is_quantized and facts.lora.adapter.num_bits == 4 else "lora",
+        **({f"load_in_{facts.lora.adapter.num_bits}bit": True} if facts.lora.is_quantized else {}),
+        **(
+            {}
+            if facts.lora.adapter.qlora_double_quantization
+            else {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}
+        ),
+        "lora_r": facts.lora.adapter.adapter_rank,
+        "lora_alpha": facts.lora.adapter.adapter_alpha,
+        "lora_dropout": facts.lora.adapter.adapter_dropout,
         "lora_target_modules": list(facts.lora.targets),
         "lora_fan_in_fan_out": facts.lora.is_transposed,
-        "peft_autocast_adapter_dtype": facts.lora.weights == "float32",
+        "peft_autocast_adapter_dtype": facts.lora.adapter.adapter_weights == "float32",
         **dict.fromkeys(LORA_KERNELS, False),
     }
 
@@ -153,9 +157,9 @@ def _precision_notes(facts: Facts) -> list[str]:
         notes.append("Without adapters axolotl converts norms, embeddings and head to float32: it needs more memory.")
     if facts.scales_loss and facts.lora is None:
         notes.append("Full training with fp16: true ends with an error, as float16 gradients cannot be unscaled.")
-    if facts.lora and facts.lora.weights == "bfloat16" and facts.weights == "float32":
+    if facts.lora and facts.lora.adapter.adapter_weights == "bfloat16" and facts.weights == "float32":
         notes.append(f"{NOT_MEASURED}its adapters have the type of the weights, and bfloat16 was measured.")
-    if facts.lora and not facts.lora.float32_rest:
+    if facts.lora and not facts.lora.adapter.qlora_float32_rest:
         notes.append(f"{NOT_MEASURED}axolotl converts norms, embeddings and head to float32, which were in bfloat16.")
     if facts.precision == "tf32":
         notes.append("tf32: true needs a GPU of compute capability 8.0 (Ampere) or newer.")

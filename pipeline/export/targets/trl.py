@@ -87,7 +87,9 @@ def _quantizing(facts: Facts) -> Exported:
     """Return the code that makes a model with random weights quantized: transformers does so with those it loads."""
     if facts.lora is None or not facts.lora.is_quantized or facts.pretrained:
         return Exported()
-    return exported_quantizing(facts.lora.num_bits, facts.lora.double_quantization, facts.lora.float32_rest)
+    return exported_quantizing(
+        facts.lora.adapter.num_bits, facts.lora.adapter.qlora_double_quantization, facts.lora.adapter.qlora_float32_rest
+    )
 
 
 def _reads_rows(facts: Facts) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -134,6 +135,8 @@ class Simulation:
     assumptions: Mapping[str, str]
     """On what the answer rests, such as versions."""
     notes: tuple[str, ...]
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `simulate` that were given, but for the card and the command."""
 
     @property
     def largest(self) -> ProcessMemory | None:
