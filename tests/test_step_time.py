@@ -73,10 +73,10 @@ def test_every_card_has_rates_and_others_are_taken_for_the_closest() -> None:
     h100 = HARDWARE["h100"]
     half = Hardware(kind="cuda", name="half an H100", memory_bytes=2**36, capability=(9, 0), num_multiprocessors=66)
     assert rates_of(h100) == RATES["h100"]
-    assert rates_of(half)["float16"] == RATES["h200"]["float16"] / 2 == RATES["h100"]["float16"] / 2
+    assert rates_of(half)["float16"] == RATES["h100"]["float16"] / 2
     assert rates_of(half)["host_bytes"] == RATES["h100"]["host_bytes"]
     assert note_on_rates(h100) is None
-    assert "data sheet of NVIDIA H200, in proportion to the multiprocessors" in str(note_on_rates(half))
+    assert "data sheet of NVIDIA H100 80GB HBM3, in proportion to the multiprocessors" in str(note_on_rates(half))
     assert "this machine's CPU" in str(note_on_rates(CPU))
     known = cost_prior(h100)
     assert len(known.log_costs_K) == len(known.deviations_K) == len(KINDS) == len(rate_costs(h100))

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from pipeline.base.contracts import Hardware
 from pipeline.memory.work import Work
 from pipeline.planning.step_time import ATTENTIONS, CALLS, FORMATS, KINDS, SENT, CostPrior, StepTime, time_of
-from pipeline.prediction.cards import HARDWARE, model_of
+from pipeline.prediction.cards import card_like, model_of
 from pipeline.simulation import cards
 from pipeline.simulation.cards import Card
 from pipeline.simulation.links import Link, Links, link_between, link_of
@@ -107,8 +107,6 @@ SIMILAR_DEVIATION = 0.7
 """The same for a card that is not in the table: cards of one capability differ by a factor of 2 per multiprocessor."""
 CALL_DEVIATION = 0.7
 """The same for the costs of calls on the host."""
-GEFORCE = "GeForce"
-"""Series of cards that sum in float32 at half the rate."""
 RESIDUAL = 0.1
 """Standard deviation of a step's time with the best costs, as a fraction (benchmarks/step_time: the T4)."""
 
@@ -121,35 +119,21 @@ def rates_of(hardware: Hardware) -> Rates:
     """
     if hardware.kind != "cuda":
         return measured_rates()
-    name = _similar(hardware)
-    rates, card = RATES[name], HARDWARE[name]
-    assert hardware.num_multiprocessors is not None and card.num_multiprocessors is not None  # they are cards
+    card = card_like(hardware)
+    assert hardware.num_multiprocessors is not None  # it is a card
     ratio = hardware.num_multiprocessors / card.num_multiprocessors
     beside = ("host_bytes", *SENT, *CALLS)
-    return {kind: rate if kind in beside else ratio * rate for kind, rate in rates.items()}
+    return {kind: rate if kind in beside else ratio * rate for kind, rate in RATES[card.gpu].items()}
 
 
 def note_on_rates(hardware: Hardware) -> str | None:
     """Return what estimated times on a device are based on; None for a card of the table."""
     if hardware.kind != "cuda":
         return "Times are estimated from a short measurement of this machine's CPU."
-    similar = HARDWARE[_similar(hardware)].name
+    similar = card_like(hardware).name
     if similar == model_of(hardware):
         return None
     return f"Times are estimated from the data sheet of {similar}, in proportion to the multiprocessors."
-
-
-def _similar(hardware: Hardware) -> str:
-    """Return the name in CARDS of a card, or of the one with the closest compute capability and of the same series."""
-    own_major, own_minor = hardware.capability or (0, 0)
-
-    def distance(name: str) -> tuple[bool, int, bool]:
-        card = HARDWARE[name]
-        major, minor = card.capability or (0, 0)
-        is_other_series = (GEFORCE in card.name) != (GEFORCE in hardware.name)
-        return card.name != model_of(hardware), abs(10 * (major - own_major) + minor - own_minor), is_other_series
-
-    return min(HARDWARE, key=distance)
 
 
 def links_of(
@@ -159,7 +143,7 @@ def links_of(
     gpus_per_machine: int | None = None,
 ) -> Links:
     """Return what connects several cards of a model, where it is not given: what the tables have for such a card."""
-    card = cards.CARDS[_similar(hardware)]
+    card = card_like(hardware)
     own = link_of(card)
     num_gpus = gpus_per_machine or own.gpus
     return Links(
@@ -193,7 +177,7 @@ def cost_prior(hardware: Hardware, links: Links | None = None) -> CostPrior:
     """
     costs = rate_costs(hardware, links.within if links else None)
     work, calls = costs[: -len(CALLS)], costs[-len(CALLS) :]
-    is_known = hardware.kind != "cuda" or HARDWARE[_similar(hardware)].name == model_of(hardware)
+    is_known = hardware.kind != "cuda" or card_like(hardware).name == model_of(hardware)
     deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
     deviations = [deviation] * len(work) + [CALL_DEVIATION] * len(calls)
     log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in work), *calls])

@@ -58,6 +58,13 @@ def model_of(card: Hardware) -> str:
     return NOT_OF_MODEL.sub("", card.name)
 
 
+def card_like(target: Hardware) -> Card:
+    """Return the card of the table that a card is, or the one that is most similar."""
+    memory_mib = target.memory_bytes // MIB
+    found = card_called(model_of(target), memory_mib)
+    return found or most_similar(target.capability or (0, 0), memory_mib, target.name)
+
+
 def notes_on_card(card: Hardware) -> tuple[str, ...]:
     """Return what training on a card needs besides memory, and what is not known of the card; nothing for a CPU."""
     known = card_called(card.name, card.memory_bytes / MIB)
@@ -83,15 +90,13 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 def variables_on(target: Hardware) -> dict[str, str]:
     """Return the variables by which a process runs on such a card with memory for every training."""
-    name = target.name.removeprefix(f"{target.count} x ")
-    card = card_called(name, target.memory_bytes / MIB)
-    if card is None or card.capability != target.capability:
-        assert target.capability is not None
-        assert target.num_multiprocessors is not None
-        card = replace(
-            most_similar(target.capability, target.memory_bytes // MIB),
-            name=name,
-            capability=target.capability,
-            num_multiprocessors=target.num_multiprocessors,
-        )
-    return card_variables(replace(card, memory_mib=UNLIMITED_MIB))
+    assert target.capability is not None
+    assert target.num_multiprocessors is not None
+    card = replace(
+        card_like(target),
+        name=target.name.removeprefix(f"{target.count} x "),
+        memory_mib=UNLIMITED_MIB,
+        capability=target.capability,
+        num_multiprocessors=target.num_multiprocessors,
+    )
+    return card_variables(card)

@@ -24,6 +24,8 @@ WORDS = ("memory", "capability", "multiprocessors")
 EXAMPLE = "memory=31.7GiB,capability=7.0"
 NOT_OF_TORCH = "nvidia-smi"
 """Source of a memory that torch does not show so."""
+GEFORCE = "GeForce"
+"""Series of cards that sum in float32 at half the rate."""
 LEFT_OUT = re.compile(r"nvidia|geforce|tesla|quadro|rtx|gtx|generation|gpu|[\s_-]")
 """What people leave out of a card's name, or write in several ways."""
 SIZED = re.compile(r"(.+?)[\s_(-]+(\d+)\s*gi?b?\)?", re.IGNORECASE)
@@ -205,7 +207,7 @@ def _described(named: Card | None, given: dict[str, str]) -> Card:
         raise InvalidInputError(
             f"multiprocessors must be a number from 1 on, and is {given['multiprocessors']!r}; the data sheet has it"
         )
-    base = named or most_similar(capability or (0, 0), memory_mib or 0)
+    base = named or most_similar(capability or (0, 0), memory_mib or 0, None)
     words = ",".join(f"{word}={given[word]}" for word in WORDS if word in given)
     gpu = f"{named.gpu},{words}" if named else words
     return replace(
@@ -237,12 +239,17 @@ def card_called(name: str, memory_mib: float) -> Card | None:
     return min(called, key=lambda card: abs(card.memory_mib - memory_mib), default=None)
 
 
-def most_similar(capability: tuple[int, int], memory_mib: int) -> Card:
-    """Return the card of the closest compute capability, and of these the one of the closest memory."""
+def most_similar(capability: tuple[int, int], memory_mib: int, name: str | None) -> Card:
+    """Return the card of the closest compute capability; of these one of the series that a name says, if there is one.
 
-    def distance(card: Card) -> tuple[int, int]:
+    Of several it is the one of the closest memory.
+    """
+
+    def distance(card: Card) -> tuple[int, bool, int]:
         (major, minor), (own_major, own_minor) = card.capability, capability
-        return abs(10 * (major - own_major) + minor - own_minor), abs(card.memory_mib - memory_mib)
+        is_other_series = name is not None and (GEFORCE in card.name) != (GEFORCE in name)
+        farther = abs(10 * (major - own_major) + minor - own_minor)
+        return farther, is_other_series, abs(card.memory_mib - memory_mib)
 
     return min(CARDS.values(), key=distance)
 
