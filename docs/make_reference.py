@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import fitproof
-from pipeline.cli import Described, described
+from pipeline.cli import described
 from pipeline.config.entry_points import SINGLE, SPACES, TOOLS, questions
 from pipeline.jobs import export
 from pipeline.report import shown
@@ -70,11 +70,11 @@ def _results(function: Callable[..., object]) -> Iterator[str]:
         yield f"{'An' if name[0] in 'AEIOU' else 'A'} `{name}` has {', '.join(f'`{each}`' for each in names)}.\n"
 
 
-def _table(settings: list[Described]) -> Iterator[str]:
+def _table(settings: list[tuple[str, str, str, str]]) -> Iterator[str]:
     yield "| setting | type | default | meaning |"
     yield "|---|---|---|---|"
-    for one in settings:
-        cells = (f"`{one.name}`", one.type, f"`{one.default}`", re.sub(r"\s+", " ", one.description))
+    for name, kind, default, description in settings:
+        cells = (f"`{name}`", kind, f"`{default}`", re.sub(r"\s+", " ", description))
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
 

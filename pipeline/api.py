@@ -132,12 +132,11 @@ def profile(**settings: "Unpack[ProfileOptions]") -> "Profiled":
 
     """
     given, console = _started(settings)
-    from pipeline.config.variants import load_single
     from pipeline.jobs.profiling import run_profiling
     from pipeline.report.shown import Profiled
 
     with _progress():
-        return Profiled.of(run_profiling(load_single("profiling", given), console))
+        return Profiled.of(run_profiling(given, console))
 
 
 def compare(*, log: bool = False, **settings: "Unpack[CompareOptions]") -> "Compared | ComparedSimulations":

@@ -12,7 +12,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from itertools import dropwhile, takewhile
@@ -234,20 +233,13 @@ def _run_entry_point(entry: str, words: list[str]) -> int:
 
 
 def _run(entry: str, given: dict[str, Any], console: "Console") -> int:
-    if entry in SPACES:
+    if entry in (*SPACES, "profiling"):
         code: int = getattr(import_module(f"pipeline.jobs.{entry}"), entry)(given, console)
         return code
     from pipeline.config.variants import load_entry_point, load_single
     from pipeline.jobs.comparison import measure
 
-    if entry not in SINGLE:
-        return measure(load_entry_point(entry, given), console)
-    single = load_single(entry, given)
-    if entry == "main":
-        return measure(single, console)
-    from pipeline.jobs.profiling import profiling
-
-    return profiling(single, console)
+    return measure(load_single(entry, given) if entry == "main" else load_entry_point(entry, given), console)
 
 
 def _console() -> "Console":
@@ -319,18 +311,8 @@ def _parser(
     return parser
 
 
-@dataclass(frozen=True)
-class Described:
-    """A setting as the reference shows it."""
-
-    name: str
-    type: str
-    default: str
-    description: str
-
-
-def described(entry: str) -> Iterator[tuple[str, list[Described]]]:
-    """Yield titles with the settings of an entry point below them, for docs/reference.md."""
+def described(entry: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
+    """Yield titles with the settings below them, each with name, type, default and description (docs/reference.md)."""
     kind = settings_of(entry)
     defaults = _defaults(entry, kind)
     for title, names in _groups(entry, kind):
@@ -338,7 +320,7 @@ def described(entry: str) -> Iterator[tuple[str, list[Described]]]:
         yield (
             title,
             [
-                Described(name, _type_name(field.annotation), _written(defaults[name]), str(field.description))
+                (name, _type_name(field.annotation), _written(defaults[name]), str(field.description))
                 for name, field in fields.items()
             ],
         )

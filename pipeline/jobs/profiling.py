@@ -11,7 +11,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
-from pipeline.config.variants import EntryPoint
+from pipeline.config.variants import load_single
 from pipeline.jobs.comparison import StepProgress
 from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.printing import say, say_notes
@@ -31,18 +31,19 @@ if TYPE_CHECKING:
 QUESTION = "Where are the memory and the time of {name}?"
 
 
-def profiling(plan: EntryPoint, console: Console) -> int:
+def profiling(given: Mapping[str, Any], console: Console) -> int:
     """Profile, print and log the report; return the exit code: 1 if the run failed."""
-    return 0 if run_profiling(plan, console).row.completed else 1
+    return 0 if run_profiling(given, console).row.completed else 1
 
 
-def run_profiling(plan: EntryPoint, console: Console) -> "ProfilingFindings":
-    """Profile the one configuration of `plan`, print and log the report, and return the findings.
+def run_profiling(given: Mapping[str, Any], console: Console) -> "ProfilingFindings":
+    """Profile the one configuration of these settings, print and log the report, and return the findings.
 
     Raises:
-        InvalidInputError: it has several processes.
+        InvalidInputError: a setting is wrong, or it has several processes.
 
     """
+    plan = load_single("profiling", given)
     world_size = next(plan.variants).experiment.world_size
     if world_size > 1:
         raise InvalidInputError(
