@@ -171,8 +171,8 @@ def _check_supported(experiment: Experiment) -> None:
 
 def _shared_of_cards(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that all kinds share on cards, whose memory is the budget unless another one is given."""
-    budget = str(given.get("budget", values.get("budget", "auto")))
-    has_own = budget not in ("auto", "none")
+    budget = given.get("budget") or values.get("budget")
+    has_own = budget not in (None, "auto", "none")
     shared = _shared(values, {**given, "budget": budget if has_own else "100%"}, Console(quiet=True))
     return {name: value for name, value in shared.items() if has_own or name != "budget"}
 

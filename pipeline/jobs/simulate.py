@@ -124,7 +124,7 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> Simulation:
 def _publish(found: Simulation, settings: SimulateSettings, folder: Path, job: "Job", console: Console) -> None:
     from pipeline.jobs.publish import publish
 
-    job.params(settings.model_dump(mode="json", exclude={"answer", "output"}))
+    job.params(settings.model_dump(mode="json", exclude={"answer", "output"}, exclude_none=True))
     for snapshot in sorted(folder.glob("memory_snapshot_*.pickle")):
         job.file(snapshot.name, snapshot.read_bytes())
     publish(found, job, console)
