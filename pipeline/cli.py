@@ -210,7 +210,9 @@ def _what_is_kept(entry: str) -> str:
         return ": the predictions so far are kept, and the same command begins with them"
     if entry in TOOLS and entry != "worker":
         return ""
-    goes_on = "; the same command goes on from there" if entry in ("search", "finetune", "worker") else ""
+    goes_on = "; the same command goes on from there" if entry in ("search", "worker") else ""
+    if entry == "finetune":
+        goes_on = "; the same command compares the kinds again, and its search goes on from there"
     return f": everything measured so far is kept{goes_on}"
 
 

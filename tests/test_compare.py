@@ -139,6 +139,7 @@ def test_a_run_of_another_device_or_corpus_is_not_measured_against_the_baseline(
     [
         ({}, "compare needs runs"),
         ({"experiment": "nope"}, "no experiment is called 'nope'; the experiments are Default"),
+        ({"runs": ","}, "runs must have an id, and is ','"),
         ({"runs": "abc"}, "no run has the id 'abc'"),
         ({"filter": "foo =="}, "filter must be a filter string of MLflow"),
         ({"filter": "params.precision = 'fp7'"}, "none has any; widen the selection"),

@@ -1,6 +1,7 @@
 """Summary metrics of runs, and their comparison with a baseline."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,15 @@ def test_memory_and_loss_are_compared_with_the_baseline() -> None:
     base_metrics, metrics = summarize(base, 4, 2), summarize(half, 4, 2)
     compared = against_baseline(half, metrics, base, base_metrics)
     assert compared == pytest.approx({"memory_saving_percent": 60.0, "max_loss_difference": 0.25})
+
+
+def test_losses_of_other_steps_or_that_are_no_number_are_not_said_to_agree() -> None:
+    base = result()
+    metrics = summarize(base, 4, 2)
+    later = result(steps=tuple(replace(step, step=step.step + 6) for step in base.steps))
+    assert "max_loss_difference" not in against_baseline(later, metrics, base, metrics)
+    broken = result(steps=(base.steps[0], *(replace(step, loss=math.nan) for step in base.steps[1:])))
+    assert math.isnan(against_baseline(broken, metrics, base, metrics)["max_loss_difference"])
 
 
 def test_runs_of_different_effective_batches_compare_in_time_but_not_in_loss() -> None:

@@ -41,7 +41,7 @@ from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_record import CONSTRAINT, TrialRecord, judge
-from pipeline.searching.trials import Proposal, Trial, best_trial, one_per_configuration, pareto_front, speed_of
+from pipeline.searching.trials import ANSWER, Proposal, Trial, best_trial, one_per_configuration, pareto_front, speed_of
 
 SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}
@@ -291,6 +291,8 @@ ROWS = [
 
 def test_the_pareto_front_holds_what_nothing_beats() -> None:
     assert [r.number for r in pareto_front(ROWS)] == [2, 4, 0]
+    failed = replace(ROWS[4], source=ANSWER, outcome="out_of_memory", fits=False, metrics={})
+    assert [r.number for r in pareto_front([*ROWS, failed])] == [2, 3, 0]
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=30))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import mlflow
 import psutil
 import pytest
 import torch
+import yaml
 from conftest import ROOT
 from mlflow.entities import Run
 from test_simulate import CUDA_PYTHON, needs_cuda_build
@@ -24,7 +26,7 @@ from fitproof import simulate
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.cli import main
-from pipeline.config.command import NO_TERMINAL
+from pipeline.config.command import NO_TERMINAL, Command
 from pipeline.config.command_template import Template
 from pipeline.config.patched_file import read_patched_file
 from pipeline.prediction.commands.command import CommandPrediction, predict_commands
@@ -42,6 +44,8 @@ ASKS_FOR_TORCH = """import importlib.util
 importlib.util.find_spec("torch")
 """
 """What libraries do that need not have torch."""
+BROKEN = "(loss / weight * (float('nan') if given.dtype == 'bf16' and step else 1)).backward()"
+"""A backward pass of a loss that is no number in bf16, from the second optimizer step on."""
 SHORT = ("--device", "cpu", "--num_trials", "2", "--num_steps", "4", "--verify_steps", "3")
 BATCH = ("--batch", "{micro_batch_size}", "--accumulate", "{accumulation_steps}")
 
@@ -126,6 +130,24 @@ def test_a_value_that_fails_in_the_first_run_does_not_end_the_search(
     first, second, *_ = sorted(found(folder).rows, key=lambda row: row.number)
     assert first.outcome == "crashed" and second.outcome == "ok"
     assert second.choice == {"micro_batch_size": 4, "dtype": "fp32"}
+
+
+def test_a_training_whose_loss_is_no_number_is_no_answer(folder: Path) -> None:
+    script = (folder / "train.py").read_text()
+    (folder / "train.py").write_text(script.replace("(loss / weight).backward()", BROKEN))
+    assert search("train.py", *BATCH, "--dtype", "{dtype:fp32,bf16}", own=("--num_trials", "3")) == 0
+    findings = found(folder)
+    assert findings.best is not None and findings.best.choice["dtype"] == "fp32"
+    outcomes = {row.choice["dtype"]: (row.outcome, row.detail) for row in findings.rows}
+    assert outcomes["bf16"] == ("diverged", "the loss of optimizer step 1 is not finite")
+
+
+def test_passes_that_do_not_follow_the_micro_batch_end_the_search(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert search("train.py", "--batch", "{micro_batch_size:1,2}", "--accumulate", "8") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"this run made [12] for each micro-batch of its size where an earlier one made [12]", said)
 
 
 @pytest.mark.slow
@@ -513,6 +535,19 @@ def test_placeholders_become_words() -> None:
     assert ["train.py", "--b=1", "--n", "4", "--all", "8", "--compile", "--optim", "adamw", json_word] in lines
     assert made.baselines[0] == {"micro_batch_size": 4, "compile": False, "optimizer": "--optim adamw"}
     assert Template(("accelerate", "--num_processes", "4", "--nnodes=2")).num_processes == 8
+
+
+def test_patched_files_of_one_name_are_both_read(folder: Path) -> None:
+    for number, name in enumerate("ab"):
+        (folder / name).mkdir()
+        (folder / name / "c.yaml").write_text(f"of: {name}\nx: 1\ny: {number}\n")
+    made = problem("python train.py --data a/c.yaml --train b/c.yaml", patch="a/c.yaml x=1,2 b/c.yaml y=3,4")
+    copies = folder / "copies"
+    copies.mkdir()
+    runnable = made.runnable(made.space.choices[0])
+    assert isinstance(runnable, Command)
+    _, _, _, data, _, train = runnable.with_copies(copies)
+    assert [yaml.safe_load(Path(file).read_text())["of"] for file in (data, train)] == ["a", "b"]
 
 
 def test_a_script_that_has_changed_is_another_study(folder: Path) -> None:

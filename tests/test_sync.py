@@ -177,6 +177,17 @@ def test_a_run_whose_process_lives_is_left_alone(
     assert not client.search_runs([experiment_id])
 
 
+def test_a_run_of_another_machine_is_sent_once_its_end_is_said(
+    client: MlflowClient, experiment_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(tmp_path, "one", client.tracking_uri, experiment_id, {**this_process(), "host": "elsewhere"})
+    assert main(["sync", "--output", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "of a process on elsewhere, which cannot be seen from here" in said and "is left to send" not in said
+    assert main(["sync", "--output", str(tmp_path), "--others_ended", "true"]) == 0
+    assert len(client.search_runs([experiment_id])) == 1
+
+
 @pytest.mark.parametrize(("outcome", "status"), [(None, "KILLED"), ("out_of_memory", "FAILED"), ("ok", "FINISHED")])
 def test_a_run_whose_process_was_killed_ends_with_its_outcome(
     outcome: str | None, status: str, client: MlflowClient, experiment_id: str, tmp_path: Path

@@ -60,7 +60,9 @@ def verified(
         metrics = {} if isinstance(seen, Outcome) else {"tokens_per_second": seen}
         return Result(outcome=outcome, detail=None, steps=(), memory=None, finished=None, seconds_total=2.0), metrics
 
-    done = verify(plan, rows_of(trials), lambda _: choice_of(1), measure)
+    ended: list[Trial] = []
+    done = verify(plan, rows_of(trials), lambda _: choice_of(1), measure, ended=ended.append)
+    assert done is None or done.runs == tuple(ended)
     return done, ran
 
 

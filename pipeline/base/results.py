@@ -92,6 +92,8 @@ class Finished:
     """Share of the last window's non-zero gradient elements that are zero in fp16 without scaling."""
     block_forwards_per_step: int | None = None
     """Forward passes through layers in one optimizer step, recomputation included; None of a command."""
+    passes_per_micro_batch: float | None = None
+    """Of a command: backward passes for each micro-batch of its size; None if that is not known."""
     number_formats: tuple[str, ...] = ()
     """Of a command: the formats in which it was seen to compute."""
 

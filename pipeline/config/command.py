@@ -95,15 +95,21 @@ class Command:
     def with_copies(self, folder: Path) -> tuple[str, ...]:
         """Write the patched files into a folder, and return the words of the command that reads them there."""
         for path, text in self.files.items():
-            (folder / Path(path).name).write_text(text)
+            (folder / self.copy_name(path)).write_text(text)
         return self.with_names(f"{folder}/")
 
     def with_names(self, prefix: str) -> tuple[str, ...]:
         """Return the words of the command that reads patched files whose names have a prefix in place of a folder."""
         words = self.words
         for path in self.files:
-            words = tuple(_with_path(word, path, f"{prefix}{Path(path).name}") for word in words)
+            words = tuple(_with_path(word, path, f"{prefix}{self.copy_name(path)}") for word in words)
         return words
+
+    def copy_name(self, path: str) -> str:
+        """Return the name of the copy of a patched file: its own, numbered where others have it too."""
+        name = Path(path).name
+        alike = [other for other in self.files if Path(other).name == name]
+        return name if len(alike) == 1 else f"{alike.index(path) + 1}-{name}"
 
     def to_yaml(self) -> str:
         """Return the params as YAML."""

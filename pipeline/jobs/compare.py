@@ -60,6 +60,10 @@ def compare_runs(settings: CompareSettings) -> ComparisonFindings | SimulationCo
         raise InvalidInputError("runs are selected by id, or by experiment and filter; set runs, or the other two")
     history = History()
     ids = [part.strip() for part in settings.runs.split(",") if part.strip()] if settings.runs else []
+    if settings.runs is not None and not ids:
+        raise InvalidInputError(
+            f"runs must have an id, and is {settings.runs!r}; the MLflow UI shows those of all runs"
+        )
     chosen = history.by_id(ids) if ids else history.by_filter(settings.experiment, settings.filter)
     if any(map(is_simulation, chosen)):
         return _compare_simulations(settings, history, chosen)

@@ -47,7 +47,7 @@ def _write_experiment(experiment: Experiment, findings: SearchFindings, job: Any
 def _write_command(command: Command, findings: SearchFindings, job: Any) -> SearchFindings:
     """Log the user's command with the best values, which reads the patched files of the current folder."""
     for path, text in command.files.items():
-        _write(job, f"best-{Path(path).name}", text)
+        _write(job, f"best-{command.copy_name(path)}", text)
     line = replace(command, words=command.with_names("best-")).line
     _write(job, BEST_SCRIPT, f"{line}\n")
     return replace(findings, command=line)

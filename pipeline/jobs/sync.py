@@ -8,10 +8,12 @@ from pipeline.base.settings import RESULTS, Settings
 
 
 class SyncSettings(Settings):
-    """The setting of `sync`."""
+    """The settings of `sync`."""
 
     output: Path = RESULTS
     """Folder with the results of earlier jobs."""
+    others_ended: bool = False
+    """Whether processes of other machines, which cannot be seen from here, have ended: their results are sent too."""
 
 
 def sync(settings: SyncSettings, console: Console) -> int:
@@ -24,7 +26,7 @@ def sync(settings: SyncSettings, console: Console) -> int:
     from pipeline.tracking.sync import sync as send
 
     complete = True
-    for report in send(settings.output):
+    for report in send(settings.output, others_ended=settings.others_ended):
         console.print(report.text, highlight=False, soft_wrap=True)
         complete = complete and report.is_complete
     if complete:

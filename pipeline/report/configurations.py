@@ -14,7 +14,7 @@ from pipeline.report.curves import ALL
 from pipeline.report.plot import ABOUT, GREY, WARNING, Panel, Plot, colour, data, layered, short
 from pipeline.searching.certificate import Unmeasured
 from pipeline.searching.results import SearchFindings
-from pipeline.searching.trials import Trial, front_of, label, one_per_configuration, pareto_front, speed_number
+from pipeline.searching.trials import Trial, front_of, label, one_per_configuration, pareto_front, refuted, speed_number
 from pipeline.training.metrics import speed_in
 
 MEASURED, PREDICTED, REFUSED = "measured", "predicted, not measured", "does not fit, or failed"
@@ -73,9 +73,8 @@ def configurations_of(findings: SearchFindings) -> list[Configuration]:
 
 def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> Configuration | None:
     """Return a measured configuration; one that did not complete has its predicted speed, None without it."""
-    rows, verification = findings.rows, findings.verification
-    refuted = [one.choice for one in verification.runs if one.outcome != "ok"] if verification else []
-    failed = row.tokens_per_second is None or row.choice in refuted
+    rows = findings.rows
+    failed = row.tokens_per_second is None or row.choice in refuted(findings.runs)
     speed, seconds = findings.speed_of(row.choice), row.metrics.get("predicted_seconds_per_step")
     if not speed and seconds:
         speed = tokens_per_step / seconds

@@ -1,7 +1,10 @@
 """The report of a search: answer, trials, plots, verification, and the configurations that were not measured."""
 
+import re
+import shlex
 from collections.abc import Mapping
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from pipeline.base.units import MIB, mib
@@ -31,6 +34,8 @@ NEVER_RUN, RUNS = "never_run", "trials"
 """Names of the tables of what was not measured, and of every run."""
 NUM_IN_TERMINAL = 15
 """Configurations that the terminal shows, the fastest."""
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+"""How a word begins that sets a variable before a command."""
 NOISY = 0.25
 """Runs of one configuration that differ by a greater fraction are called noisy."""
 
@@ -139,9 +144,9 @@ def _tightened(findings: SearchFindings, certificate: Certificate) -> str:
     given = {name: value for name, value in findings.given.items() if name not in DERIVED}
     more: dict[str, object] = {}
     if len(findings.rows) >= findings.num_trials:
-        more = {"num_trials": 2 * findings.num_trials}
-    elif not certificate.is_limited_by_trials:
-        more = {"gap": f"{certificate.gap / REPEATED_GAPS:.1g}"}  # up to which the two fastest are measured again
+        more["num_trials"] = 2 * findings.num_trials
+    if not certificate.is_limited_by_trials:
+        more["gap"] = f"{certificate.gap / REPEATED_GAPS:.1g}"  # up to which the two fastest are measured again
     return f" For a tighter one, continue this search: `{command_line('search', {**given, **more})}`."
 
 
@@ -181,7 +186,10 @@ def _elsewhere(findings: SearchFindings) -> str:
     other = "rtx4090" if "T4" in own else "t4"
     if findings.command == OWN_COMMAND:
         return f"fitproof plan --config best.yaml --gpu {other} --budget none"
-    return f"fitproof simulate --gpu {other} -- {findings.command}"
+    words = shlex.split(findings.command)
+    variables = [word.partition("=") for word in takewhile(ASSIGNMENT.match, words)]
+    before = "".join(f"{name}={shlex.quote(value)} " for name, _, value in variables)
+    return f"{before}fitproof simulate --gpu {other} -- {shlex.join(words[len(variables) :])}"
 
 
 def _varied(findings: SearchFindings) -> set[str]:

@@ -1,6 +1,7 @@
 """Runs a training command in a process of its own, and receives the optimizer steps that its hook reports."""
 
 import json
+import math
 import os
 import selectors
 import socket
@@ -33,6 +34,7 @@ NO_STEP = (
     "it ended by itself without an optimizer step: a command must train with an optimizer of torch.optim, by a Python "
     "that reads PYTHONPATH"
 )
+NOT_ON_GPU = "it took its optimizer steps without memory of the GPU; let it train there, or set --device cpu"
 
 
 def run_command(command: Command, _: None, emit: Callable[[Any], None], *, stop: Stop) -> None:
@@ -110,6 +112,8 @@ class _Received:
     _waiting: dict[int, tuple[Mapping[str, Any], TextIO]] = field(default_factory=dict)
     """The message of each rank that has ended its step, and where to answer it."""
     _formats: set[str] = field(default_factory=set)
+    _memory: MemoryUse | None = None
+    _passes_per_micro_batch: float | None = None
 
     def message(self, message: Mapping[str, Any], reply: TextIO) -> None:
         """Receive the end of an optimizer step of one rank, or that it ran out of memory."""
@@ -135,7 +139,14 @@ class _Received:
         self._steps.append(record.seconds)
         self._formats.update(name for rank in ranks for name in rank["formats"])
         self.emit(record)
-        self.emit(_memory(ranks))
+        self._memory = _memory(ranks)
+        self.emit(self._memory)
+        if expected := self.command.accumulation_steps:
+            self._passes_per_micro_batch = ranks[0]["num_passes"] / expected
+        if any(_is_no_number(rank["loss"]) for rank in ranks) and not record.skipped:
+            detail = f"the loss of optimizer step {record.step} is not finite"
+            self.failure, self.is_over = Failed(Outcome.DIVERGED, detail), True
+            return
         positions = self.command.effective_batch_size
         has_enough = len(self._steps) >= self.command.num_steps
         self.is_over = has_enough or self.stop([seconds / positions for seconds in self._steps])
@@ -166,8 +177,16 @@ class _Received:
         elif len(self._steps) < needed:
             taken = f"it ended by itself after {len(self._steps)} optimizer steps"
             self.emit(Failed(Outcome.CRASHED, f"{taken}, and {needed} are needed to time one; let it train longer"))
+        elif self.command.device.type == "cuda" and self._memory and self._memory.peak_bytes is None:
+            self.emit(Failed(Outcome.CRASHED, NOT_ON_GPU))
         else:
-            self.emit(Finished(number_formats=tuple(sorted(self._formats))))
+            formats = tuple(sorted(self._formats))
+            self.emit(Finished(number_formats=formats, passes_per_micro_batch=self._passes_per_micro_batch))
+
+
+def _is_no_number(loss: float | None) -> bool:
+    """Whether a loss is known and not finite."""
+    return loss is not None and not math.isfinite(loss)
 
 
 def _contradiction(command: Command, rank: Mapping[str, Any]) -> str | None:

@@ -33,8 +33,9 @@ from pipeline.searching.command_space import changes_training, command_of, dimen
 from pipeline.searching.interface import Problem, baseline_choices
 from pipeline.searching.problem import automatic_budget
 from pipeline.searching.settings import CommandSearchSettings
+from pipeline.searching.trials import Trial
 from pipeline.simulation.cards import Card, card_called, find_card
-from pipeline.training.metrics import PREDICTION, Summary
+from pipeline.training.metrics import PASSES_PER_MICRO_BATCH, PREDICTION, Summary
 
 WORK_OF_SEQUENCE, KERNELS_OF_PASS = 1e9, 1e3
 """Assumed work of a pass: operations of a sequence, and kernels. The time model finds what each of them takes."""
@@ -159,6 +160,19 @@ class CommandProblem(Problem):
         hints = [EXPANDED] if self.template.looks_expanded else []
         failed = f"the command must train, and its plain run failed: {first.detail}"
         return "\n".join([failed, f"it was: {line}", *hints, *remedies(first.detail or "")])
+
+    def contradiction(self, runs: Sequence[Trial], metrics: Mapping[str, float]) -> str | None:
+        """Return that its passes do not follow the micro-batch as those of an earlier run do; None if they do."""
+        own = metrics.get(PASSES_PER_MICRO_BATCH)
+        known = (one.metrics.get(PASSES_PER_MICRO_BATCH, own) for one in runs)
+        other = next((number for number in known if number != own), None)
+        if own is None or other is None:
+            return None
+        return (
+            f"the backward passes of an optimizer step must follow the micro-batch, and this run made {own:g} for each "
+            f"micro-batch of its size where an earlier one made {other:g}, so that both train with other batches; give "
+            "the script {accumulation_steps} or {effective_batch_size} as an option"
+        )
 
     @property
     def baselines(self) -> list[Choice]:

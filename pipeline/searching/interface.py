@@ -18,6 +18,7 @@ from pipeline.memory.device import is_named
 from pipeline.runtime.environment import environment
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.settings import SearchSettings
+from pipeline.searching.trials import Trial
 from pipeline.training.metrics import Summary
 
 
@@ -129,6 +130,10 @@ class Problem(ABC):
         """Return why nothing can be measured, as the first plain run shows; None if it does not."""
         return None
 
+    def contradiction(self, runs: Sequence[Trial], metrics: Mapping[str, float]) -> str | None:
+        """Return why the run with these metrics trains another batch than earlier ones; None if it does not."""
+        return None
+
     @property
     def shared_params(self) -> dict[str, Any]:
         """The settings that no configuration changes, by dotted name."""
@@ -151,6 +156,7 @@ class Problem(ABC):
             "objectives": self.settings.objectives,
             "device_name": about["device_name"],
             "torch": about["torch"],
+            "transformers": about["transformers"],
         }
 
     def _share_of_cores(self) -> dict[str, int]:

@@ -255,11 +255,12 @@ def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
             stored.append(choice)
         return done
 
+    def keep(run: Trial) -> None:
+        if run.choice not in stored:
+            search.extra.append(run)
+
     baseline = partial(search.proposer.baseline, trials)
-    verification = verify(search.problem, [*trials, *search.extra], baseline, measure, number)
-    if verification is not None:
-        search.extra.extend(one for one in verification.runs if one.choice not in stored)
-    return verification
+    return verify(search.problem, [*trials, *search.extra], baseline, measure, number, keep)
 
 
 def deadline_of(problem: Problem) -> float:
@@ -294,6 +295,8 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
         result, metrics = search.run(names[0], f"trial-{number + 1:02}", runnable, labels, stop, summarize)
         is_first_plain = one.choice in search.problem.baselines and _have_crashed(search.trials)
         if is_first_plain and (reason := search.problem.why_none_runs(one.choice, result)):
+            raise InvalidInputError(reason)
+        if reason := search.problem.contradiction(search.trials, metrics):
             raise InvalidInputError(reason)
         return _judged(search, result, metrics)
 

@@ -142,12 +142,13 @@ class SearchProblem(Problem):
 
     @property
     def own_conditions(self) -> dict[str, Any]:
-        """The settings that all trials share, the code of user techniques, and whether lengths vary."""
+        """The settings that all trials share, the code of user techniques, the corpus, and whether lengths vary."""
         left_out = {*NOT_PART_OF_IDENTITY, *self.space.dimensions}
         return {
             **{name: value for name, value in self.base.params().items() if name not in left_out},
             **self._user_techniques(),
             **({"lengths": "of each micro-batch"} if self.base.lengths_vary else {}),
+            "corpus_digest": self.base.read_corpus().digest,
         }
 
     def _user_techniques(self) -> dict[str, str]:

@@ -62,6 +62,7 @@ def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int, num_o
         attempted = next((one.asked_bytes or 0 for one in read_messages(result.detail or "").first), 0)
         state, violation_bytes = TrialState.PRUNED, float(max(1, (peak or 0) + attempted - budget_bytes))
     completed = state is TrialState.COMPLETE
+    is_unmeasured = result.outcome.completed and not completed
     values = [float(value) for value in (speed, peak) if value is not None]
     chosen = result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]
     speeds = {record.step: (record.tokens or record.positions) / record.seconds for record in chosen}
@@ -72,9 +73,9 @@ def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int, num_o
         attributes={
             METRICS: dict(metrics),
             **{name: metrics[name] for name in COMPARED_METRICS if name in metrics},
-            DETAIL: result.detail,
+            DETAIL: "its peak is not known" if is_unmeasured else result.detail,
             **constraints,  # for optuna-dashboard, which shows no constraints
-            OUTCOME: result.outcome.value,
+            OUTCOME: (Outcome.CRASHED if is_unmeasured else result.outcome).value,
         },
         constraints=constraints,
         intermediate_values=speeds if completed and num_objectives == 1 else {},

@@ -191,10 +191,15 @@ def is_counted(one: Trial, runs: Sequence[Trial]) -> bool:
     return one.tokens_per_second is None or not is_slowed(one.tokens_per_second, speeds(one.choice, runs))
 
 
+def refuted(runs: Iterable[Trial]) -> list[Mapping[str, Any]]:
+    """Return the configurations that did not fit or did not complete when a verification trained them again."""
+    return [one.choice for one in runs if one.source != TRIAL and one.outcome != Outcome.OK]
+
+
 def best_trial(runs: Sequence[Trial]) -> Trial | None:
     """Return the trial that stands for the fastest configuration that fits, and that no verification refuted."""
-    refuted = [one.choice for one in runs if one.source != TRIAL and one.outcome != Outcome.OK]
-    fitting = (row for row in one_per_configuration(trials_in(runs)) if row.fits and row.choice not in refuted)
+    failed = refuted(runs)
+    fitting = (row for row in one_per_configuration(trials_in(runs)) if row.fits and row.choice not in failed)
     return max(fitting, key=lambda row: speed_of(row.choice, runs), default=None)
 
 
@@ -206,7 +211,8 @@ def best_speed(runs: Sequence[Trial]) -> float | None:
 
 def pareto_front(runs: Sequence[Trial]) -> list[Trial]:
     """Return the measured configurations that are not dominated in memory and throughput, by ascending peak."""
-    found = measured(one_per_configuration(trials_in(runs)))
+    failed = refuted(runs)
+    found = [row for row in measured(one_per_configuration(trials_in(runs))) if row.choice not in failed]
     return front_of(found, lambda row: (row.peak_bytes or 0, -speed_of(row.choice, runs)))
 
 

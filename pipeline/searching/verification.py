@@ -33,12 +33,13 @@ def verify(
     baseline: Baseline,
     measure: Measure,
     number: int = 0,
+    ended: Callable[[Trial], None] = lambda _: None,
 ) -> Verification | None:
     """Train the fastest configurations that fit again, and a baseline; None if nothing fits.
 
     The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by all of its
     runs, and configurations are trained again as long as their earlier runs, of trials and of verifications, were
-    faster than that. One that does not fit or does not complete is refuted.
+    faster than that. One that does not fit or does not complete is refuted. `ended` receives each run.
     """
 
     def train(choice: Choice, role: str) -> VerificationRun:
@@ -52,6 +53,7 @@ def verify(
             fits=result.outcome is Outcome.OK,
             metrics=metrics,
         )
+        ended(trial)
         return VerificationRun(trial, result)
 
     def speed(one: VerificationRun) -> float:
@@ -125,13 +127,14 @@ def _verification(
     steps, plain_steps = answer.result.steps, () if plain is None else plain.result.steps
     compared = {} if plain is None else _compared(answer, plain)
     losses = [record.loss for record in (steps if plain is None else steps[: len(plain_steps)])]
+    largest = max((abs(loss) for loss in losses if math.isfinite(loss)), default=0.0)
     compared_runs = [(dict(one.trial.choice), one.result) for one in (answer, plain) if one is not None]
     return Verification(
         answer=answer.trial,
         plain=None if plain is None else plain.trial,
         num_steps=len(steps) or problem.verified(dict(answer.trial.choice)).num_steps,
         max_loss_difference=compared.get("max_loss_difference"),
-        tolerance=problem.roundoff(compared_runs) * max(map(abs, losses), default=0.0),
+        tolerance=problem.roundoff(compared_runs) * largest,
         seconds_measured=sum(one.result.seconds_total for one in runs),
         runs=tuple(one.trial for one in runs),
         refuted=_refuted(runs, answer.trial),

@@ -36,6 +36,7 @@ SUMMARIES: Mapping[str, str] = {
     "time_overhead_percent": "speed/time_overhead_percent",
     "time_overhead_low_percent": "speed/time_overhead_low_percent",
     "time_overhead_high_percent": "speed/time_overhead_high_percent",
+    "passes_per_micro_batch": "speed/passes_per_micro_batch",
     "block_forwards_per_step": "speed/block_forwards_per_step",
     "final_loss": "loss/final",
     "mean_loss": "loss/mean",

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome
-from pipeline.runtime.ownership import is_gone
+from pipeline.runtime.ownership import is_gone, is_here
 from pipeline.runtime.run_folder import RESULT, STEPS
 from pipeline.tracking.store import STATUS, address_of, check_database, hide_credentials, is_refusal
 from pipeline.tracking.unsent import NAME, UnsentRun
@@ -32,8 +32,10 @@ class SyncReport:
     """Whether MLflow has all of it."""
 
 
-def sync(output: Path) -> Iterator[SyncReport]:
+def sync(output: Path, *, others_ended: bool = False) -> Iterator[SyncReport]:
     """Send each run below `output` whose process has ended, and yield a report of each.
+
+    `others_ended` says that processes of other machines have, which cannot be seen from here.
 
     Raises:
         InvalidInputError: `output` is not a folder with the results of jobs, or it cannot be written.
@@ -45,7 +47,7 @@ def sync(output: Path) -> Iterator[SyncReport]:
     clients: dict[str, MlflowClient] = {}
     with _locked(output):
         for path in sorted(output.glob(f"**/{NAME}")):
-            yield _sync_one(path, clients, unreachable)
+            yield _sync_one(path, clients, unreachable, others_ended)
     for path in sorted(output.glob(f"**/{OLD_NAME}")):
         text = f"{path} was written by an older version, which can send it; the results are in the files next to it"
         yield SyncReport(text, is_complete=False)
@@ -65,7 +67,9 @@ def send_abandoned(output: Path, uri: str, client: MlflowClient) -> None:
                     return
 
 
-def _sync_one(path: Path, clients: dict[str, MlflowClient], unreachable: dict[str, Exception]) -> SyncReport:
+def _sync_one(
+    path: Path, clients: dict[str, MlflowClient], unreachable: dict[str, Exception], others_ended: bool
+) -> SyncReport:
     try:
         run = UnsentRun.read(path)
     except FileNotFoundError:
@@ -74,7 +78,13 @@ def _sync_one(path: Path, clients: dict[str, MlflowClient], unreachable: dict[st
         text = f"{path} cannot be read ({first_line(unreadable)}); the results are in the files next to it"
         return SyncReport(text, is_complete=False)
     uri = run.manifest.uri
-    if not _is_abandoned(run):
+    owner = run.manifest.owner
+    if owner is not None and not is_here(owner):
+        if not others_ended:
+            unseen = f"of a process on {owner['host']}, which cannot be seen from here"
+            remedy = "run sync there or, if it has ended, set --others_ended true"
+            return SyncReport(f"{path.parent}: {unseen}; {remedy}", is_complete=False)
+    elif not _is_abandoned(run):
         return SyncReport(f"{path.parent}: skipped: another process is sending it", is_complete=True)
     _end(run)
     error = unreachable.get(uri) or _send(run, clients)

@@ -21,6 +21,7 @@ AGAINST_BASELINE = (
     "max_loss_difference",
 )
 """Metrics that compare a run with the baseline."""
+PASSES_PER_MICRO_BATCH = "passes_per_micro_batch"
 OF_TIME = {"seconds_per_step": 1, "samples_per_second": -1, "tokens_per_second": -1}
 """Metrics of a run's median step, and the power of its time as which they grow."""
 
@@ -104,6 +105,8 @@ def summarize(
         low, _, high = statistics.quantiles(timed, n=4, method="inclusive")
         metrics["seconds_per_step_iqr"] = high - low
     if result.finished is not None:
+        if result.finished.passes_per_micro_batch is not None:
+            metrics[PASSES_PER_MICRO_BATCH] = result.finished.passes_per_micro_batch
         if result.finished.block_forwards_per_step is not None:
             metrics["block_forwards_per_step"] = float(result.finished.block_forwards_per_step)
         if result.finished.eval_loss is not None:
@@ -147,7 +150,7 @@ def against_baseline(
     """Return the metrics that compare a run with its baseline, but for their times: see comparison.with_times().
 
     Memory is the peak of allocated bytes. The largest difference of the losses of a step is left out for runs of
-    different effective batch sizes.
+    different effective batch sizes or of other steps; it is NaN if a loss is.
     """
     if not (result.outcome.completed and baseline.outcome.completed):
         return {}  # the peak of a run that did not complete is a lower bound
@@ -155,9 +158,11 @@ def against_baseline(
     if memory := _both("peak_allocated_mib", metrics, baseline_metrics):
         compared["memory_saving_percent"] = 100 * (1 - memory[0] / memory[1])
     sizes = _both("effective_batch_size", metrics, baseline_metrics)
-    if sizes and sizes[0] == sizes[1] and len(result.steps) == len(baseline.steps) > 0:
+    steps, others = ([record.step for record in each.steps] for each in (result, baseline))
+    if sizes and sizes[0] == sizes[1] and steps and steps == others:
         pairs = zip(result.steps, baseline.steps, strict=True)
-        compared["max_loss_difference"] = max(abs(one.loss - other.loss) for one, other in pairs)
+        differences = [abs(one.loss - other.loss) for one, other in pairs]
+        compared["max_loss_difference"] = math.nan if any(map(math.isnan, differences)) else max(differences)
     return compared
 
 
