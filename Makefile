@@ -18,6 +18,9 @@ BIN := .venv/bin
 IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # Two cores have room for a third process: many tests wait, for a server, a signal or the import of a library.
 WAITING := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# The files with tests of a mark that few have: to import all files takes pytest many seconds.
+OF_EVERY_CARD := tests/test_activation_offloading.py tests/test_memory.py tests/test_run.py
+OF_FOUR_RANKS := tests/test_data_parallel.py tests/test_saving.py
 
 # An environment that forbids writing compiled modules makes each process of a test compile all of them.
 export PYTHONDONTWRITEBYTECODE :=
@@ -43,12 +46,12 @@ test-all: check $(CUDA_INSTALLED)
 test-cluster: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py tests/test_machines.py \
 		$(if $(CI),-m "not long")
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks $(OF_FOUR_RANKS)
 
 test-cuda: $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m "gpu and not slow"
 	for card in a100 rtx4090 t4; do \
-		OMP_NUM_THREADS=1 $(CARD) $$card -m pytest $(IN_PARALLEL) -m "every_card and not slow" || exit 1; \
+		OMP_NUM_THREADS=1 $(CARD) $$card -m pytest -m "every_card and not slow" $(OF_EVERY_CARD) || exit 1; \
 	done
 
 check: .venv/installed-for-tests

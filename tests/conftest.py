@@ -145,9 +145,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["FITPROOF_CACHE"] = before
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def card() -> Iterator[Any]:
-    """Give a simulated H200 that predicts and runs configurations."""
+    """Give a simulated H200 that predicts and runs configurations; all files share it."""
     if not IS_SIMULATED:
         pytest.skip("the process that it starts needs the simulated card's environment")
     from simulated_card import simulated_card  # of benchmarks/, which imports what few tests need

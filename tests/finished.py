@@ -41,6 +41,14 @@ def shorten_levers(project: Project) -> None:
     file.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
+def shorten_checkpointing(project: Project) -> None:
+    """Leave out the deepest models of the project's own file of the entry point `checkpointing`."""
+    file = project.folder / "experiments" / "checkpointing.yaml"
+    values = yaml.safe_load(file.read_text())
+    values["comparisons"] = {name: values["comparisons"][name] for name in ("policies", "encoder_stack", "12_layers")}
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+
+
 def shorten_finetune(project: Project) -> None:
     """Leave two kinds, and two configurations of each, in the project's own file of the entry point `finetune`."""
     file = project.folder / "experiments" / "finetune.yaml"

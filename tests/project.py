@@ -1,13 +1,15 @@
 """A copy of the project in a folder of its own, and the commands that a user would run there."""
 
 import contextlib
+import json
 import os
+import pickle
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import cache_from_source
@@ -39,6 +41,15 @@ SMALL = {
 """Settings that make any entry point short."""
 NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 """Keeps MLflow's server from starting eight processes more, for evaluations that these tests do not ask for."""
+IN_TURN = """
+import json, pickle, sys
+from pathlib import Path
+sys.path.append("tests")
+from project import Project
+done = [Project(Path.cwd()).here(*command) for command in json.loads(sys.argv[1])]
+Path(sys.argv[2]).write_bytes(pickle.dumps(done))
+"""
+"""Runs commands in its process, in the folder of a project, and writes what each printed into a file."""
 
 
 @dataclass
@@ -104,6 +115,14 @@ class Project:
         command = [entry, *as_words(settings), *words]
         with self._inside() as (out, err):
             return subprocess.CompletedProcess(command, main(command), _text(out), _text(err))
+
+    def in_turn(self, commands: Collection[tuple[str, Mapping[str, str]]]) -> "list[subprocess.CompletedProcess[str]]":
+        """Run entry points with their settings one after another, all in one process of their own."""
+        with tempfile.NamedTemporaryFile() as file:
+            done = self.call("python", "-c", IN_TURN, json.dumps([*commands]), file.name)
+            assert done.returncode == 0, done.stderr
+            results: list[subprocess.CompletedProcess[str]] = pickle.loads(file.read())
+            return results
 
     def mlflow_run_here(self, entry: str, settings: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
         """Let MLflow run an entry point in this process: the run and the command are those of `mlflow run`."""

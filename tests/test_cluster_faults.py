@@ -25,8 +25,8 @@ from servers import MlflowServer, Postgresql, Proxy
 from pipeline.searching.storage import open_storage
 
 pytestmark = pytest.mark.slow
-SECONDS_AWAY = 20
-"""How long PostgreSQL and the tracking server are away."""
+SECONDS_AWAY = 12
+"""How long PostgreSQL and the tracking server are away: longer than a worker may store no heartbeat."""
 SECONDS_OF_A_HANG = 11
 """How long the network hangs: longer than a worker may store no heartbeat."""
 STEPS_BEFORE_A_HOLD = 3

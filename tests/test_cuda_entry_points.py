@@ -13,7 +13,7 @@ import psutil
 import pytest
 from cards import environment_of
 from conftest import IS_SIMULATED
-from finished import Done, shorten_finetune, shorten_levers
+from finished import Done, shorten_checkpointing, shorten_finetune, shorten_levers
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from processes import started, wait_for, wait_for_the_end
@@ -29,8 +29,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_SIMULATED, reason="need
 
 NANO = {**SMALL, "device": "auto", "model": "gpt2-nano"}
 """Settings that make any entry point short, on the first card."""
+ONCE = {**NANO, "repeats": "0"}
+"""Settings of entry points whose variants are not run again, as those of `precision` are."""
 SETTINGS = {
-    "checkpointing": {name: value for name, value in NANO.items() if name != "causal_lm.num_layers"},
+    "accumulation": ONCE,
+    "checkpointing": {name: value for name, value in ONCE.items() if name != "causal_lm.num_layers"},
+    "combined": ONCE,
+    "levers": ONCE,
     "search": {**NANO, "effective_batch_size": "8", "num_trials": "3", "budget": "90MiB"},
     "plan": {**NANO, "effective_batch_size": "8"},
     "finetune": {**NANO, "effective_batch_size": "8", "num_trials": "2", "budget": "90MiB", "verify_steps": "0"},
@@ -45,6 +50,12 @@ RUNS = {
 """The entry points that run on each card."""
 THIS = "h200"
 """The card that the tests themselves run as."""
+TWO_FORMATS = {"num_trials": "2", "verify_steps": "0", "space": '{"precision": ["fp32", "bf16"]}'}
+WITHOUT_BF16 = {
+    "main in bf16": ("main", {**NANO, "precision": "bf16"}),
+    "search with bf16": ("search", {**SETTINGS["search"], **TWO_FORMATS}),
+}
+"""Commands with a format that the T4, which also runs them, does not support."""
 ENTRIES_OF_CARDS = [(card, entry) for card, entries in RUNS.items() for entry in entries]
 MEMORY = ("memory/peak_allocated_mib", "memory/peak_reserved_mib", "memory/peak_device_mib")
 PREDICTED = (
@@ -58,6 +69,7 @@ def project_on(card: str, folder: Path, num_devices: int = 1) -> Project:
     """Return a copy of the project whose commands run on a card."""
     project = Project.copy(folder)
     shorten_levers(project)
+    shorten_checkpointing(project)
     shorten_finetune(project)
     project.environment.update(environment_of(card, num_devices))
     return project
@@ -68,13 +80,20 @@ FinishedOn = Callable[[str], tuple[Project, Done]]
 
 @pytest.fixture(scope="module")
 def finished_on(tmp_path_factory: pytest.TempPathFactory) -> FinishedOn:
-    """Give a function that returns a project in which a card's entry points have run, and what each printed."""
+    """Give a function that returns a project in which a card's entry points have run, and what each printed.
+
+    The commands of a card run in one process, which loads once what takes each of them seconds.
+    """
 
     @cache
     def finish(card: str) -> tuple[Project, Done]:
         project = project_on(card, tmp_path_factory.mktemp(card))
-        run = project.here if card == THIS else project.pipeline
-        return project, {entry: run(entry, SETTINGS.get(entry, NANO)) for entry in RUNS[card]}
+        commands = {entry: (entry, SETTINGS.get(entry, NANO)) for entry in RUNS[card]}
+        if card == THIS:
+            return project, {name: project.here(*command) for name, command in commands.items()}
+        if card == "t4":
+            commands |= WITHOUT_BF16
+        return project, dict(zip(commands, project.in_turn(commands.values()), strict=True))
 
     return finish
 
@@ -186,30 +205,34 @@ def largest_held(snapshot_file: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def two_cards(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return project_on("a100", tmp_path_factory.mktemp("two"), num_devices=2)
+def two_cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Done]:
+    """Give a project in which two commands have run on the second of two cards, and what each printed."""
+    project = project_on("a100", tmp_path_factory.mktemp("two"), num_devices=2)
+    second = {**NANO, "device": "cuda:1"}
+    commands = {"profiling": ("profiling", second), "main": ("main", {**second, "budget": "22MiB"})}
+    return project, dict(zip(commands, project.in_turn(commands.values()), strict=True))
 
 
-def test_a_run_on_the_second_card_uses_no_memory_of_the_first(two_cards: Project) -> None:
-    done = two_cards.pipeline("profiling", {**NANO, "device": "cuda:1"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    parent = two_cards.parent_of("profiling")
-    [run] = two_cards.children_of(parent).values()
+def test_a_run_on_the_second_card_uses_no_memory_of_the_first(two_cards: tuple[Project, Done]) -> None:
+    project, done = two_cards
+    assert done["profiling"].returncode == 0, done["profiling"].stdout + done["profiling"].stderr
+    parent = project.parent_of("profiling")
+    [run] = project.children_of(parent).values()
     assert_is_measured(run, CARDS["a100"].name, "on the second card", "cuda:1")
     assert parent.data.tags["device"] == "cuda:1"
-    [file] = two_cards.folder.glob("runs/*-profiling-*/*/traces/memory_snapshot.pickle")
+    [file] = project.folder.glob("runs/*-profiling-*/*/traces/memory_snapshot.pickle")
     snapshot = pickle.loads(file.read_bytes())
     on_first, on_second = snapshot["device_traces"]
     assert not on_first and on_second
     assert {segment["device"] for segment in snapshot["segments"]} == {1}
 
 
-def test_a_budget_limits_the_second_card(two_cards: Project) -> None:
-    done = two_cards.pipeline("main", {**NANO, "device": "cuda:1", "budget": "22MiB"})
-    assert done.returncode == 1
-    said = " ".join(done.stdout.split())
+def test_a_budget_limits_the_second_card(two_cards: tuple[Project, Done]) -> None:
+    project, done = two_cards
+    assert done["main"].returncode == 1
+    said = " ".join(done["main"].stdout.split())
     assert "GPU 1 has a total capacity of" in said and "22.00 MiB allowed" in said
-    [run] = two_cards.children_of(two_cards.parent_of("main")).values()
+    [run] = project.children_of(project.parent_of("main")).values()
     assert run.data.tags["outcome"] == "out_of_memory" and run.data.metrics["memory/peak_reserved_mib"] <= 22
 
 
@@ -236,16 +259,14 @@ def test_a_search_verifies_its_answer_for_100_steps_of_the_lengths_of_the_corpus
     assert "reserved memory over the steps of the answer" in (job / "report.html").read_text()
 
 
-def test_a_value_that_a_card_does_not_support_is_refused_or_leaves_the_space(tmp_path: Path) -> None:
-    project = project_on("t4", tmp_path)
-    refused = project.pipeline("main", {**NANO, "precision": "bf16"})
+def test_a_value_that_a_card_does_not_support_is_refused_or_leaves_the_space(finished_on: FinishedOn) -> None:
+    project, done = finished_on("t4")
+    refused, searched = (done[name] for name in WITHOUT_BF16)
     assert refused.returncode == 2
     reason = "bf16 needs compute capability 8.0 (Ampere) or newer, and Tesla T4 is older; set precision=fp16"
     assert refused.stderr.splitlines()[-1] == f"error: {reason}"
-    few = {"num_trials": "2", "verify_steps": "0", "space": '{"precision": ["fp32", "bf16"]}'}
-    done = project.pipeline("search", {**SETTINGS["search"], **few})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"left out of the space: 1 configuration: {reason}" in " ".join(done.stdout.split())
+    assert searched.returncode == 0, searched.stdout + searched.stderr
+    assert f"left out of the space: 1 configuration: {reason}" in " ".join(searched.stdout.split())
     children = project.children_of(project.parent_of("search"))
     assert {run.data.params["precision"] for run in children.values()} == {"fp32"}
 

@@ -184,6 +184,17 @@ def test_continuous_integration_runs_all_targets_of_tests() -> None:
     assert text_of(".ci/run").splitlines()[-3:] == ["make test", "make test-cluster", "make test-cuda"]
 
 
+@pytest.mark.parametrize(
+    ("mark", "variable"),
+    [("@pytest.mark.every_card", "OF_EVERY_CARD"), ("from conftest import .*FOUR_RANKS", "OF_FOUR_RANKS")],
+)
+def test_the_makefile_names_every_file_with_a_test_of_the_mark(mark: str, variable: str) -> None:
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    marked = [f"tests/{file.name}" for file in files if re.search(f"^{mark}", file.read_text(), re.MULTILINE)]
+    [named] = re.findall(f"^{variable} := (.+)$", text_of("Makefile"), re.MULTILINE)
+    assert named.split() == marked
+
+
 @pytest.mark.slow
 def test_make_ui_shows_the_runs_to_this_machine_alone(project: Project) -> None:
     port = free_port()

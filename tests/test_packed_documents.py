@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import IS_SIMULATED, pairs, tiny
+from conftest import pairs, tiny
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_card import QUANTITIES, simulated_card
 from test_lengths import LENGTH, stores
 from test_prediction import CPU, measured
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -175,42 +174,3 @@ def test_transformers_reads_documents_from_positions() -> None:
         together = model(input_ids=ids, position_ids=positions, use_cache=False).logits
         alone = [model(input_ids=part, use_cache=False).logits for part in (ids[:, :4], ids[:, 4:])]
     assert torch.allclose(together, torch.cat(alone, dim=1), atol=1e-5)
-
-
-ON_CARDS: dict[str, dict[str, Any]] = {
-    "sdpa": {"model": "gpt2-nano", "precision": "bf16"},
-    "shared keys, checkpointed, chunked": {
-        "model": "llama-nano",
-        "precision": "fp16",
-        "checkpointing": "every_layer",
-        "loss_kernel": "chunked",
-    },
-    "eager": {"model": "llama-nano", "precision": "fp32", "attention": "eager"},
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not IS_SIMULATED, reason="the processes that it starts need the simulated cards' environment")
-@pytest.mark.matrix(1)
-@pytest.mark.parametrize("name", ["t4", "h200", "a100"])
-def test_peaks_on_cards_are_predicted(name: str) -> None:
-    size = {"num_layers": 3, "width": 512, "num_heads": 8}
-    shared: dict[str, Any] = {
-        "corpus": "chat",
-        "sequences": "packed_documents",
-        "sequence_length": 256,
-        "micro_batch_size": 4,
-        **{f"causal_lm.{key}": value for key, value in size.items()},
-    }
-    errors: dict[tuple[str, str], float] = {}
-    with simulated_card(name, expandable_segments=False) as card:
-        for configuration, settings in ON_CARDS.items():
-            if name == "t4" and settings["precision"] == "bf16":
-                settings = {**settings, "precision": "fp16"}
-            guess, truth = (card.ask(kind=kind, settings={**shared, **settings}) for kind in ("predict", "measure"))
-            assert truth["outcome"] == "ok"
-            for quantity in QUANTITIES:
-                measured_bytes = truth[f"measured_{quantity}_bytes"]
-                errors[configuration, quantity] = guess[f"predicted_{quantity}_bytes"] / measured_bytes - 1
-    assert all(abs(error) <= 0.0005 for (_, quantity), error in errors.items() if quantity == "allocated"), errors
-    assert all(abs(error) <= 0.02 for error in errors.values()), errors
