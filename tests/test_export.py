@@ -20,6 +20,7 @@ from conftest import ROOT, TINY, pairs, tiny, with_corpus_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import free_port
+from transformers import AutoConfig
 
 from pipeline.base.results import StepRecord
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
@@ -29,6 +30,7 @@ from pipeline.export.facts import facts_of
 from pipeline.export.write import TARGETS, export_files, write_files
 from pipeline.models._support.causal_models import PRESETS
 from pipeline.runtime.worker_pool import run_all, worker_pool
+from pipeline.techniques._support.optimizers import with_master_weights
 from pipeline.training.loop import learning_rate, train
 
 COMBINED = {
@@ -38,6 +40,13 @@ COMBINED = {
     "effective_batch_size": 8,
     "learning_rate_scaling": "sqrt",
     "learning_rate": 1e-2,
+}
+SMALL_LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 512,
 }
 PLAIN = {
     "precision": "fp32",
@@ -142,6 +151,51 @@ def test_accelerate_trains_the_same_on_two_processes_and_refuses_one(tmp_path: P
     assert losses == pytest.approx(losses_here(**values), abs=1e-4)
     with pytest.raises(AssertionError, match="2 processes must train together, and there are 1"):
         run(*words)
+
+
+def test_trl_trains_the_same_rows_on_two_processes(tmp_path: Path) -> None:
+    values = {"effective_batch_size": 8, "micro_batch_size": 2, "max_grad_norm": 0.5, "learning_rate": 1e-2}
+    write_files(export_files(tiny(**values, world_size=2)), tmp_path)
+    script = str(tmp_path / "trl_sft.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"'loss': '?([\d.]+)", done.stdout)]
+    assert losses == pytest.approx(losses_here(**values), abs=1e-3)
+
+
+def test_float32_copies_that_a_framework_would_lose_are_said_to_be_missing() -> None:
+    shards = {"world_size": 2, "sharding": "fsdp", "weights": "bfloat16_master"}
+    files = export_files(tiny(**shards, effective_batch_size=8, micro_batch_size=2))
+    for name in ("accelerate_setup.py", "training_arguments.py", "trl_sft.py"):
+        assert "without weights=bfloat16_master" in files[name]
+
+
+@pytest.mark.gpu
+def test_float32_copies_follow_a_model_that_is_moved() -> None:
+    model = torch.nn.Linear(4, 4).to(torch.bfloat16)
+    optimizer = with_master_weights(torch.optim.AdamW(model.parameters()))
+    model.cuda()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert all(copy.is_cuda for group in optimizer.param_groups for copy in group["params"])
+
+
+def test_a_folder_is_found_from_any_other_and_has_the_type_that_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    AutoConfig.for_model("llama", **SMALL_LLAMA, dtype="bfloat16").save_pretrained("of/mine")
+    values = {"model": "of/mine"}
+    files = export_files(tiny(**values))
+    write_files(files, tmp_path / "out")
+    assert losses_of_script(str(tmp_path / "out" / "train.py")) == pytest.approx(losses_here(**values), abs=1e-5)
+    assert str(tmp_path / "of" / "mine") in files["axolotl.yaml"]
 
 
 @pytest.mark.parametrize(("reshards", "stage"), [(True, 3), (False, 2)])

@@ -197,6 +197,13 @@ def test_a_typical_step_has_the_mean_tokens_of_what_is_padded_to_one_length(
         assert typical.num_tokens == pytest.approx(experiment.effective_batch_size * num_tokens / len(train), rel=0.02)
 
 
+@pytest.mark.parametrize("values", [VIT, CLIP], ids=lambda values: str(values["model_type"]))
+def test_an_exported_model_of_a_task_keeps_its_own_loss(values: dict[str, Any], tmp_path: Path) -> None:
+    files = export_files(tiny(model=folder_of(tmp_path, values), corpus="random_vectors"))
+    assert "loss_type" not in files["training_arguments.py"]
+    assert ("accelerate_setup.py" in files) is (values is VIT)
+
+
 def test_without_a_task_the_configuration_says_it(tmp_path: Path) -> None:
     architectures = {"BertForSequenceClassification": "sequence_classification", "BertLMHeadModel": "causal_lm"}
     for number, (name, family) in enumerate(architectures.items()):

@@ -28,6 +28,8 @@ DEFAULT_LOSS_SCALE = 65536.0
 """The first scale of torch.amp.GradScaler, which some frameworks do not let one change."""
 IN_FACTS: tuple[type[Technique], ...] = (Accumulation, Checkpointing, Precision)
 """Techniques that have fields of their own in Facts; others add what their export() returns."""
+OF_ACCELERATE = ("accelerate", "training_arguments", "trl")
+"""Targets whose FSDP puts other parameters into the optimizer than those with which it was made."""
 NOT_MEASURED = "This is not the training that was measured: "
 """Beginning of a sentence on what is another training in a framework."""
 CONSEQUENCES = {
@@ -76,6 +78,8 @@ class Facts:
     masked: bool
     """Whether some tokens are no targets: train.targets.npy, beside `tokens`, says which are."""
     model: str
+    has_labels: bool
+    """Whether its loss is of labels."""
     configuration: Mapping[str, Any] | None
     """The model's configuration for transformers' AutoConfig; None for models of other kinds."""
     shifts_labels: bool
@@ -180,6 +184,11 @@ class Facts:
         return tuple(policy for policy, _ in self.checkpointed)
 
     @property
+    def is_gpt2(self) -> bool:
+        """Whether transformers' class of the model is GPT-2's, whose loss Trainer computes in another way."""
+        return self.configuration is not None and self.configuration["model_type"] == "gpt2"
+
+    @property
     def recomputation_code(self) -> str:
         """Source for the top level of a file that checkpoints the layers, as Fitproof does."""
         modules = {"attention_saved": attention_saved, "offloaded": offloading}
@@ -235,6 +244,7 @@ def facts_of(experiment: Experiment) -> Facts:
     names = layer_names(trainable)
     tokens, targets = (token_folder(prepared.digest) / f"train.{name}.npy" for name in ("tokens", "targets"))
     others = _others(experiment, IN_FACTS)
+    tokenizer, published = experiment.description.tokenizer, published_name(experiment)
     return Facts(
         micro_batch_size=settings.micro_batch_size,
         accumulation_steps=experiment.accumulation_steps,
@@ -258,15 +268,16 @@ def facts_of(experiment: Experiment) -> Facts:
         sequence_length=settings.sequence_length,
         sequences=settings.sequences,
         masked=targets.exists(),
-        model=settings.model,
+        model=_absolute(settings.model),
+        has_labels="labels" in prepared.train.batch([0]),
         configuration=configuration_of(experiment, prepared.vocabulary_size),
         shifts_labels=not isinstance(experiment.model, TaskModel),
         pretrained=getattr(experiment.model, "pretrained", False),
         tokens=tokens if tokens.exists() else None,
         num_documents=_num_documents(tokens),
         source=data_source(experiment, is_plain=prepared.is_plain),
-        tokenizer=experiment.description.tokenizer if experiment.description.needs_tokenizer else None,
-        published=published_name(experiment),
+        tokenizer=_absolute(tokenizer) if tokenizer and experiment.description.needs_tokenizer else None,
+        published=_absolute(published) if published else None,
         changes=configuration_changes(experiment, prepared.vocabulary_size),
         lora=lora_of(experiment, trainable),
         weights=settings.weights.removesuffix("_master"),
@@ -285,6 +296,8 @@ def facts_for(
     `takes_code` is whether its files can hold Python; without, they cannot express what needs it.
     """
     exports = {technique: technique.export(target) for technique in _others(experiment, known)}
+    if experiment.settings.sharding == "fsdp" and target in OF_ACCELERATE:  # type: ignore[attr-defined]
+        exports = {each: own if own is None or not own.finished_optimizer else None for each, own in exports.items()}
     if not takes_code:
         exports = {each: None if exported and exported.needs_python else exported for each, exported in exports.items()}
     missing = [
@@ -296,6 +309,11 @@ def facts_for(
     found = {technique: exported for technique, exported in exports.items() if exported is not None}
     in_python = [_settings_text(technique) for technique, exported in found.items() if exported.needs_python]
     return replace(facts, exported=tuple(found.values()), in_python=tuple(in_python), missing=tuple(missing))
+
+
+def _absolute(name: str) -> str:
+    """Return the name of a model; a folder as its whole path, as the files may run in another folder."""
+    return str(Path(name).absolute()) if Path(name).is_dir() else name
 
 
 def _others(experiment: Experiment, known: tuple[type[Technique], ...]) -> list[Technique]:

@@ -19,7 +19,7 @@ def configuration_of(experiment: Experiment, vocabulary_size: int) -> dict[str, 
     from transformers import AutoConfig
 
     config = experiment.model.configuration(experiment.settings.model, vocabulary_size)
-    wanted: dict[str, Any] = config.to_dict()
+    wanted = {name: value for name, value in config.to_dict().items() if name not in ("dtype", "torch_dtype")}
     values = {"model_type": config.model_type}
     for _ in range(2):  # some defaults depend on other values
         built = AutoConfig.for_model(**values).to_dict()

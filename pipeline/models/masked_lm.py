@@ -24,7 +24,10 @@ class MaskedLm(TextTask):
     """Share of the tokens to predict: 80 % of them are masked, 10 % replaced by random ones, 10 % left."""
 
     def make_inputs(self, name: str, seed: int) -> MakeInputs:
-        """Return what DataCollatorForLanguageModeling makes; each sequence has the same mask in every epoch."""
+        """Return what DataCollatorForLanguageModeling makes; each sequence has the same mask in every epoch.
+
+        It has one target at least, so that there is a loss whatever the micro-batch.
+        """
         description, size = self.describe(name), self.configuration(name, 1).vocab_size
         tokenizer = load_tokenizer(name) if description.needs_tokenizer else None
         mask = size - 1 if tokenizer is None or tokenizer.mask_token_id is None else tokenizer.mask_token_id
@@ -33,7 +36,8 @@ class MaskedLm(TextTask):
             draws_2BT = torch.empty(2, *ids_BT.shape)
             for number, row in enumerate(rows):
                 draws_2BT[:, number].uniform_(generator=row_generator(seed, row))
-            is_target_BT = is_token_BT & (draws_2BT[0] < self.masked_share)
+            draws_BT = draws_2BT[0].masked_fill(~is_token_BT, 1.0)
+            is_target_BT = (draws_BT < self.masked_share) | (draws_BT == draws_BT.amin(dim=1, keepdim=True))
             labels_BT = ids_BT.masked_fill(~is_target_BT, IGNORED_LABEL)
             ids_BT = ids_BT.masked_fill(is_target_BT & (draws_2BT[1] < 0.8), mask)
             others_BT = (draws_2BT[1] * 1e4 * size).long() % size

@@ -204,10 +204,17 @@ class Steps:
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(self._path)
             self._connection = connection.makefile("rw")
-        rank = {name: int(os.environ.get(name.upper(), default)) for name, default in (("rank", 0), ("world_size", 1))}
-        self._connection.write(json.dumps({**rank, **message}) + "\n")
+        self._connection.write(json.dumps({**self._rank(), **message}) + "\n")
         self._connection.flush()
         return str(self._connection.readline()).strip() or END
+
+    def _rank(self) -> dict[str, int]:
+        """Return which of how many ranks it is, by its process group, else by a launcher's variables."""
+        group = self._torch.distributed
+        if group.is_available() and group.is_initialized():
+            return {"rank": group.get_rank(), "world_size": group.get_world_size()}
+        values = {"rank": 0, "world_size": 1}
+        return {name: int(os.environ.get(name.upper(), value)) for name, value in values.items()}
 
 
 def _remembering_unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:

@@ -243,7 +243,7 @@ def _training(steps: Sequence[StepRecord]) -> dict[str, float]:
     metrics = {
         "final_loss": losses[-1],
         "mean_loss": statistics.fmean(losses),
-        "loss_std": statistics.pstdev(losses),
+        "loss_std": statistics.pstdev(losses) if all(map(math.isfinite, losses)) else math.nan,
         "skipped_steps": float(sum(record.skipped for record in steps)),
     }
     if tokens := [record.tokens for record in steps if record.tokens is not None]:

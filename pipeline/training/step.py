@@ -161,6 +161,7 @@ def backpropagate(step: Step, window: Sequence[Batch], num_targets: int, mark: M
     for number, batch in enumerate(window):
         batch = {name: tensor.to(step.device, non_blocking=True) for name, tensor in batch.items()}
         is_last = number == len(window) - 1
+        step.ranks.entered()  # as progress: a step of many passes may take longer than any operation
         with nullcontext() if is_last else step.accumulation_context(), step.forward_context():
             loss = step.trainable.loss(step.trainable.module, batch, num_targets)
         mark("forward")
@@ -196,6 +197,7 @@ def evaluate(step: Step, held_out: Sequences, eval_steps: int) -> float:
             batches = held_out.micro_batches(rows, step.micro_batch_size)
             num_targets += sum(held_out.count(batch)[1] for batch in batches)
             for batch, counts in step.ranks.own_of_each_pass(batches):
+                step.ranks.entered()
                 with step.forward_context():
                     loss = step.trainable.loss(module, {k: v.to(step.device) for k, v in batch.items()}, 1)
                 total += loss if counts else 0

@@ -22,6 +22,8 @@ from pipeline.base.errors import InvalidInputError, first_line
 
 Row = Any
 """A row as its file has it: an object with names, or the text of a line of JSON Lines, which is not parsed yet."""
+ARROW_FILE = b"ARROW1"
+"""How a file in Arrow's file format begins."""
 COMPRESSED: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # type: ignore[dict-item]
 """How files with a second suffix are opened."""
 ROWS_AT_ONCE = 1000
@@ -235,10 +237,19 @@ def _parquet(path: Path, stream: IO[bytes]) -> Iterator[tuple[str, Row]]:
 
 
 def _arrow(path: Path, stream: IO[bytes]) -> Iterator[tuple[str, Row]]:
-    """Return the rows of a file as the package datasets saves it."""
+    """Return the rows of a file in Arrow's stream format, as the package datasets saves it, or in its file format."""
     import pyarrow
 
-    return _of_batches(path, lambda: pyarrow.ipc.open_stream(stream))
+    def batches() -> Iterator[Any]:
+        is_file = stream.read(len(ARROW_FILE)) == ARROW_FILE
+        stream.seek(0)
+        if not is_file:
+            yield from pyarrow.ipc.open_stream(stream)
+            return
+        file = pyarrow.ipc.open_file(stream)
+        yield from map(file.get_batch, range(file.num_record_batches))
+
+    return _of_batches(path, batches)
 
 
 def _of_batches(path: Path, batches: Callable[[], Iterable[Any]]) -> Iterator[tuple[str, Row]]:

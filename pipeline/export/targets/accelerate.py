@@ -15,7 +15,9 @@ class Accelerate(Target):
     )
 
     def files(self, facts: Facts) -> dict[str, str]:
-        """Return the launcher's file, and the functions for a script."""
+        """Return the launcher's file, and the functions for a script, of a loss over labels."""
+        if not facts.has_labels:
+            return {}
         return {
             "accelerate.yaml": render(
                 "accelerate.yaml.jinja", facts, notes=self.differences(facts), command=_command(facts)

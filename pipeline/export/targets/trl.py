@@ -36,14 +36,12 @@ class Trl(Target):
             held_out_every=HELD_OUT_EVERY,
             quantizing=_quantizing(facts),
             loads_quantized=facts.lora is not None and facts.lora.is_quantized and facts.pretrained,
-            is_gpt2=facts.configuration["model_type"] == "gpt2",
         )
         return {"trl_sft.py": text}
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what it reads, and what SFTTrainer does differently."""
-        until = "" if facts.world_size == 1 else " up to the end of the first epoch"
-        losses = f"It has the measured losses, step by step{until}, but for the masks of dropout."
+        losses = "It has the measured losses, step by step, but for the masks of dropout."
         packed = (
             f"{NOT_MEASURED}SFTTrainer packs {PACKED_TOGETHER} conversations at a time, "
             f"and of {facts.num_documents} all were packed; the sequences are others, its memory and time are the same."

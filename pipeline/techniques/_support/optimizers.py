@@ -117,6 +117,7 @@ def with_master_weights(optimizer: torch.optim.Optimizer) -> torch.optim.Optimiz
 
     def take_gradients(*_: Any) -> None:
         for parameter, copy in copies.items():
+            copy.data = copy.data.to(parameter.device)  # a framework may have moved the model since
             copy.grad = None if parameter.grad is None else parameter.grad.float()
 
     def round_copies(*_: Any) -> None:
