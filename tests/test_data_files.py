@@ -37,9 +37,9 @@ def as_csv(path: Path, separator: str = ",") -> None:
         writer.writerows(ROWS)
 
 
-def as_arrow(path: Path) -> None:
+def as_arrow(path: Path, new: Callable[..., Any] = pa.ipc.new_stream) -> None:
     table = pa.Table.from_pylist(ROWS)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+    with pa.OSFile(str(path), "wb") as file, new(file, table.schema) as writer:
         writer.write_table(table)
 
 
@@ -88,6 +88,7 @@ CONTAINERS: dict[str, Callable[[Path], object]] = {
     "rows.tsv": lambda path: as_csv(path, "\t"),
     "rows.parquet": lambda path: pq.write_table(pa.Table.from_pylist(ROWS), path),
     "rows.arrow": as_arrow,
+    "file.arrow": lambda path: as_arrow(path, pa.ipc.new_file),
     "shards": as_shards,
     "repository": as_repository,
     "configurations": as_configurations,

@@ -280,6 +280,25 @@ def test_ranks_that_stand_still_are_ended(log: Path, monkeypatch: pytest.MonkeyP
     assert result.detail == "ended after 2 seconds without progress; the other ranks waited for rank 0"
 
 
+def evaluate_slowly(experiment: Experiment, prepared: Any, emit: Any) -> None:
+    """Train with an evaluation that takes longer than ranks may stand still, and each of its passes does not."""
+    held_out = prepared.held_out
+    count = held_out.count
+
+    def slow_count(batch: Any) -> tuple[int, int]:
+        time.sleep(0.5)
+        return count(batch)
+
+    held_out.count = slow_count
+    train(experiment, prepared, emit)
+
+
+def test_an_evaluation_may_take_longer_than_ranks_may_stand_still(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "STILL_SECONDS", 2.0)
+    result = execute(tiny(**TWO, eval_steps=4), log, work=evaluate_slowly)
+    assert result.outcome is Outcome.OK, result.detail
+
+
 def test_a_loss_that_is_not_finite_ends_all_ranks(log: Path) -> None:
     result = execute(tiny(**TWO, learning_rate=1e30, max_grad_norm=None, learning_rate_warmup_steps=0), log)
     assert result.outcome is Outcome.DIVERGED

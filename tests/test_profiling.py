@@ -17,7 +17,7 @@ from pipeline.base.contracts import Prepared
 from pipeline.base.results import Outcome
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.given import nested
-from pipeline.jobs.advice import Profiled, advise
+from pipeline.jobs.advice import ProfiledRun, advise
 from pipeline.jobs.profiling import Profile, findings_of, measure_and_profile, profiled_of
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
@@ -32,14 +32,14 @@ from pipeline.training.step import build_step
 LONGER: dict[str, Any] = {"num_steps": 4, "sequence_length": 64}
 
 
-def profiled(folder: Path, **settings: Any) -> Profiled:
+def profiled(folder: Path, **settings: Any) -> ProfiledRun:
     """Measure and profile an experiment, in processes of their own."""
     experiment = tiny(**settings)
     row, profile = measure_and_profile(experiment, "it", folder, [])
     return profiled_of(experiment, row, profile)
 
 
-def findings(one: Profiled) -> ProfilingFindings:
+def findings(one: ProfiledRun) -> ProfilingFindings:
     """Return what the report of a profile shows."""
     profile = Profile()
     profile.memory_profile, profile.time_profile = one.memory, one.time
@@ -47,12 +47,12 @@ def findings(one: Profiled) -> ProfilingFindings:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profiled, Path]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfiledRun, Path]:
     folder = tmp_path_factory.mktemp("plain")
     return profiled(folder, **LONGER), folder
 
 
-def test_what_is_advised_trains_the_same(plain: tuple[Profiled, Path]) -> None:
+def test_what_is_advised_trains_the_same(plain: tuple[ProfiledRun, Path]) -> None:
     """Every setting that is advised is one that the command line takes, at the same effective batch."""
     one, _ = plain
     assert one.time is not None
@@ -68,7 +68,7 @@ def test_what_is_advised_trains_the_same(plain: tuple[Profiled, Path]) -> None:
             assert make_experiment(nested({**cut, **changes}), "main").effective_batch_size == 8
 
 
-def test_a_cut_that_has_no_next_one_is_no_setting(plain: tuple[Profiled, Path]) -> None:
+def test_a_cut_that_has_no_next_one_is_no_setting(plain: tuple[ProfiledRun, Path]) -> None:
     """The micro-batch that is the whole effective batch has no larger one beside it."""
     one, _ = plain
     assert one.time is not None and one.micro_batch_size == 8
@@ -79,11 +79,11 @@ def test_a_cut_that_has_no_next_one_is_no_setting(plain: tuple[Profiled, Path]) 
     assert report_of(only).answer.endswith(launches.text)
 
 
-def settings_advised(one: Profiled) -> str:
+def settings_advised(one: ProfiledRun) -> str:
     return "; ".join(advice.setting or advice.text for advice in advise(one))
 
 
-def test_memory_and_time_are_told(plain: tuple[Profiled, Path]) -> None:
+def test_memory_and_time_are_told(plain: tuple[ProfiledRun, Path]) -> None:
     one, folder = plain
     assert one.memory is not None and one.time is not None and one.memory.course is not None
     peak_mib = one.memory.peak.peak_bytes / 2**20
@@ -95,7 +95,7 @@ def test_memory_and_time_are_told(plain: tuple[Profiled, Path]) -> None:
     assert {"aten::mm", "aten::_fused_adamw_"} <= {event.get("name") for event in trace["traceEvents"]}
 
 
-def test_its_report_is_made_again_from_the_findings(plain: tuple[Profiled, Path], tmp_path: Path) -> None:
+def test_its_report_is_made_again_from_the_findings(plain: tuple[ProfiledRun, Path], tmp_path: Path) -> None:
     found = findings(plain[0])
     (tmp_path / FILE).write_text(to_json(found))
     report = report_of(read_findings(tmp_path))
@@ -107,7 +107,7 @@ def test_its_report_is_made_again_from_the_findings(plain: tuple[Profiled, Path]
     assert "Memory peaks at" in report.answer
 
 
-def test_memory_that_is_no_tensor_is_said(plain: tuple[Profiled, Path]) -> None:
+def test_memory_that_is_no_tensor_is_said(plain: tuple[ProfiledRun, Path]) -> None:
     """As on CUDA, where cuBLAS holds its workspaces."""
     found = findings(plain[0])
     assert "as workspaces" not in report_of(found).answer
@@ -117,7 +117,7 @@ def test_memory_that_is_no_tensor_is_said(plain: tuple[Profiled, Path]) -> None:
     assert "has 64.0 MiB more, which operators hold as workspaces" in report_of(with_workspaces).answer
 
 
-def test_dominant_logits_ask_for_a_chunked_loss_or_a_smaller_micro_batch(plain: tuple[Profiled, Path]) -> None:
+def test_dominant_logits_ask_for_a_chunked_loss_or_a_smaller_micro_batch(plain: tuple[ProfiledRun, Path]) -> None:
     one, _ = plain
     for can_chunk, setting in (
         (True, "loss_kernel=chunked"),
@@ -171,7 +171,7 @@ def test_slow_data_gets_advice(tmp_path: Path) -> None:
     assert any("Preparing the data" in advice.text for advice in advise(replace(one, time=slow)))
 
 
-def test_an_idle_device_asks_for_a_larger_micro_batch(plain: tuple[Profiled, Path]) -> None:
+def test_an_idle_device_asks_for_a_larger_micro_batch(plain: tuple[ProfiledRun, Path]) -> None:
     one, _ = plain
     assert one.time is not None
     idle = replace(one, time=replace(one.time, device_idle_percent=70.0))

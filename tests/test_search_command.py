@@ -31,6 +31,7 @@ from pipeline.config.command_template import Template
 from pipeline.config.patched_file import read_patched_file
 from pipeline.prediction.commands.command import CommandPrediction, predict_commands
 from pipeline.report.findings import read_findings
+from pipeline.runtime.run import execute
 from pipeline.searching.certificate import UNFIT
 from pipeline.searching.command_problem import CommandProblem, make_command_problem
 from pipeline.searching.proposals import PredictiveProposer
@@ -483,6 +484,36 @@ def test_the_work_of_a_compiled_command_is_that_of_its_kernels(folder: Path) -> 
     assert compiled.matrix_flops == eager.matrix_flops, "torch.compile runs attention with a state of random numbers"
     assert 0.2 < compiled.moved_bytes / eager.moved_bytes < 0.8, "fused kernels read and write less"
     assert compiled.num_kernels < eager.num_kernels
+
+
+SPAWNED = """
+import os
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def train(rank, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(9):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(os.path.abspath("met"),), nprocs=2)
+"""
+
+
+def test_ranks_are_those_of_the_process_group_where_no_launcher_says_them(folder: Path) -> None:
+    (folder / "spawned.py").write_text(SPAWNED)
+    made = problem(f"{sys.executable} spawned.py {{--x}}", world_size=2, num_steps=3, time_limit=100)
+    result = execute(made.runnable({"x": False}), folder / "log")
+    assert (result.outcome, len(result.steps)) == ("ok", 3), result.detail
 
 
 def problem(command: str, **others: Any) -> CommandProblem:

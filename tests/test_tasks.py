@@ -174,6 +174,12 @@ def test_hidden_tokens_are_masked_replaced_or_left_and_alone_have_labels(tmp_pat
     assert all(torch.equal(part[0], batch[name][3]) for name, part in again.items()), "whatever the batch"
 
 
+def test_each_masked_sequence_has_a_target_so_that_every_micro_batch_has_a_loss(tmp_path: Path) -> None:
+    settings = {"model": folder_of(tmp_path, BERT), "masked_lm__masked_share": 0.01, "effective_batch_size": 4}
+    whole, cut = (losses(tiny(**settings, micro_batch_size=size), 3) for size in (4, 1))
+    assert cut == pytest.approx(whole, rel=1e-5)
+
+
 def test_padding_is_masked_in_attention_and_labels(tmp_path: Path, short_documents: Path) -> None:
     text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "fixed_length"}
     shared: dict[str, Any] = {"model": folder_of(tmp_path, BERT), "task": "token_classification", **text}
