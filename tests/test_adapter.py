@@ -268,13 +268,8 @@ def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, car
         assert predicted["predicted_reserved_bytes"] == pytest.approx(real["measured_reserved_bytes"], rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "framework",
-    [
-        "hugging_face",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("accelerate", "lightning", "deepspeed")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["hugging_face", "accelerate", "lightning", "deepspeed"])
 def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
     experiment = tiny(**LORA, micro_batch_size=2, effective_batch_size=8, checkpointing="every_layer")
     write_files(export_files(experiment), tmp_path)

@@ -103,7 +103,7 @@ def test_random_numbers_of_other_threads_are_their_own_while_memory_is_predicted
     drawn, stop = set[float](), threading.Event()
 
     def draw() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.001):
             torch.manual_seed(1)
             drawn.add(torch.rand(1).item())
 

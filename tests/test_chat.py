@@ -210,6 +210,7 @@ def test_prompt_and_completion_are_the_messages_of_two_turns(tmp_path: Path) -> 
         assert all(torch.equal(other[name], batches[0][name]) for name in other)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
 def test_losses_of_answers_do_not_depend_on_the_micro_batch_size(sequences: str, model: str) -> None:

@@ -60,7 +60,7 @@ TABLES = {
     "plan": {"plan", "largest", "tensors"},  # each with the card's name
     "search": {"trials", "ranking", "verification", "never_run"},
 }
-POLICIES = ("policies", "encoder_stack", "12_layers", "24_layers", "48_layers")
+POLICIES = ("policies", "encoder_stack", "12_layers", "48_layers")
 PICTURES = {
     "main": {"phases", "single"},
     "profiling": {"memory", "modules", "phases", "time"},
@@ -305,7 +305,6 @@ def test_checkpointing_stands_beside_theory(project: Project, done: Done) -> Non
         "policies": 4,
         "encoder_stack": 6,
         "12_layers": 12,
-        "24_layers": 24,
         "48_layers": 48,
     }
     assert by_depth.loc["48_layers", "theory %"] == pytest.approx(100 * (48**-0.5 - 1))

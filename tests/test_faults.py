@@ -40,29 +40,6 @@ class Spiky(EncoderStack):
 '''
 """A model as a user would add one, whose training fails."""
 
-PICKY = '''
-from dataclasses import replace
-from typing import ClassVar
-
-from pipeline.models.encoder_stack import EncoderStack
-
-
-class Picky(EncoderStack):
-    """A stack whose loss depends on its own value."""
-
-    names: ClassVar[tuple[str, ...]] = ("picky",)
-
-    def build(self, name, vocabulary_size):
-        built = super().build(name, vocabulary_size)
-
-        def picky_loss(*words):
-            loss = built.loss(*words)
-            return loss if loss.item() > 0 else 2 * loss
-
-        return replace(built, loss=picky_loss)
-'''
-"""A model as a user would add one, whose memory cannot be predicted."""
-
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
@@ -119,20 +96,6 @@ def test_a_loss_that_is_not_a_number_is_named_with_its_step(project: Project) ->
     points = mlflow.MlflowClient(project.store).get_metric_history(child.info.run_id, "step/loss")
     assert [point.step for point in points] == list(range(6))
     assert not unsent(project)
-
-
-def test_a_run_that_cannot_be_predicted_is_measured_and_says_why(project: Project) -> None:
-    (project.folder / "pipeline" / "models" / "picky.py").write_text(PICKY)
-    small = {k: v for k, v in SMALL.items() if not k.startswith(("causal_lm", "encoder_stack"))}
-    done = project.pipeline("main", {**small, "model": "picky", "corpus": "random_vectors", "picky.width": "48"})
-    assert done.returncode == 0, done.stderr
-    [child] = project.children_of(project.parent_of("main")).values()
-    assert (
-        child.data.metrics["memory/peak_allocated_mib"] > 0
-        and "memory/predicted_peak_allocated_mib" not in child.data.metrics
-    )
-    assert child.data.tags["prediction"].startswith("not predicted: picky_loss (pipeline/models/picky.py:")
-    assert child.data.tags["prediction"] in " ".join(done.stdout.split())
 
 
 def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(project: Project) -> None:

@@ -356,6 +356,7 @@ def test_its_peak_is_predicted_where_the_state_is_most_of_it(optimizer: str, mod
     assert peak < 0.9 * predict(tiny(**shared), CPU).peak_allocated_bytes
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("optimizer", OTHERS)
 def test_its_peak_is_predicted_with_loss_scaling(optimizer: str) -> None:
     experiment = tiny(**SMALL_BATCH, optimizer=optimizer, precision="fp16")

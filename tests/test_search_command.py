@@ -450,6 +450,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_the_work_of_a_compiled_command_is_that_of_its_kernels(folder: Path) -> None:
     (folder / "compiled.py").write_text(COMPILED)
