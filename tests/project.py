@@ -69,7 +69,7 @@ class Project:
             file.write_text(yaml.safe_dump(values, sort_keys=False))
         project = cls(folder)
         if with_store:
-            shutil.copy(_empty_store(), folder / "mlflow.db")
+            new_store(folder)
         return project
 
     @property
@@ -183,6 +183,12 @@ def _empty_store() -> Path:
     file = Path(tempfile.mkdtemp()) / "mlflow.db"
     mlflow.MlflowClient(f"sqlite:///{file}").search_experiments()
     return file
+
+
+def new_store(folder: Path) -> str:
+    """Put an empty tracking store into a folder, which MLflow would take seconds to make, and return its URI."""
+    shutil.copy(_empty_store(), folder / "mlflow.db")
+    return f"sqlite:///{folder}/mlflow.db"
 
 
 def as_words(settings: Mapping[str, str]) -> list[str]:

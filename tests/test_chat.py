@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import tiny
-from project import SMALL, Project
+from project import SMALL, Project, new_store
 from test_prediction import CPU, measured
 from test_training_step import CUTS, run
 from tokenizers import processors
@@ -279,6 +279,7 @@ def test_what_is_left_out_is_said_with_number_and_reason(tmp_path: Path) -> None
     packed = left_out(tiny(corpus="chat", sequence_length=4))
     assert packed is not None and re.fullmatch(r"\d+ of \d+ sequences of 4 tokens have no target, .*", packed)
     project = Project(tmp_path)
+    new_store(tmp_path)
     chat = {**SMALL, "corpus": "chat", "chat.path": "rows.jsonl", "sequences": "padded", "effective_batch_size": "8"}
     plan = {"gpu": "t4", "space": '{"micro_batch_size": [1]}'}
     for entry, more in {"main": {"model": "gpt2-nano"}, "plan": {"model": "gpt2-nano", **plan}}.items():

@@ -9,7 +9,6 @@ from wsgiref.util import setup_testing_defaults
 import mlflow
 import numpy as np
 import optuna
-import optuna_dashboard
 import pandas as pd
 import pytest
 import yaml
@@ -341,6 +340,8 @@ def test_the_parent_of_a_plan_has_the_metrics_of_what_it_recommends(project: Pro
 
 
 def test_the_study_opens_in_optunas_dashboard(project: Project, done: Done) -> None:
+    import optuna_dashboard
+
     asked: dict[str, Any] = {}
     setup_testing_defaults(asked)
     storage = optuna.storages.get_storage(f"sqlite:///{project.folder}/optuna.db")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import mlflow
@@ -11,6 +12,7 @@ import pytest
 from finished import SETTINGS
 from processes import started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words
+from test_run import training_processes
 
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.runtime.run_folder import STEPS
@@ -99,14 +101,17 @@ def test_a_loss_that_is_not_a_number_is_named_with_its_step(project: Project) ->
 
 
 def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(project: Project) -> None:
-    words = as_words({**SMALL, "num_steps": MANY})
-    with started(project, "python", "-m", "fitproof", "main", *words) as process:
+    def kill() -> None:
         wait_for(lambda: is_training(project), "the first steps")
-        family = psutil.Process(process.pid).children(recursive=True)
-        max(family, key=lambda process: process.create_time()).kill()
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == 1 and "Traceback" not in out + err
-    assert "killed by SIGKILL" in " ".join(out.split())
+        [training] = training_processes()
+        training.kill()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    done = project.here("main", {**SMALL, "num_steps": MANY})
+    killing.join()
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert "killed by SIGKILL" in " ".join(done.stdout.split())
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FAILED", "FAILED", "out_of_memory")

@@ -12,7 +12,7 @@ from typing import Any
 import mlflow
 import pytest
 from conftest import ROOT
-from project import Project
+from project import Project, new_store
 from test_simulate import CUDA_PYTHON, needs_cuda_build
 
 from fitproof import FitCallback, InvalidInputError
@@ -83,6 +83,7 @@ print("peaks", torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """An empty folder whose processes log to its own store."""
     project = Project(tmp_path)
+    new_store(tmp_path)
     for name, value in {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": project.store}.items():
         monkeypatch.setenv(name, value)
     return project

@@ -286,11 +286,16 @@ def test_a_run_that_ends_before_an_observer_received_it_ends_with_its_own_error(
 
 
 def test_what_a_run_needs_imports_neither_mlflow_nor_optuna_nor_altair() -> None:
-    """The process that runs are forked from loads these modules, and a run adds nothing to them."""
+    """The process that runs are forked from loads these modules, and a run adds nothing to them.
+
+    Whatever is imported leaves the garbage collector enabled.
+    """
     code = (
         "import sys, pipeline.training.loop, pipeline.runtime.run, transformers.models.gpt2.modeling_gpt2\n"
         "bad = {'mlflow', 'optuna', 'altair', 'vl_convert', 'pandas'} & set(sys.modules)\n"
-        "raise SystemExit(f'imported {bad}' if bad else 0)"
+        "assert not bad, bad\n"
+        "import gc, pipeline.prediction.predict, pipeline.jobs.search\n"
+        "assert gc.isenabled()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from project import Project
+from project import Project, new_store
 
 from fitproof import InvalidInputError
 from fitproof import simulate as simulate_here
@@ -53,6 +53,7 @@ LINE_OF_FORWARD = "train.py:11"
 def project(tmp_path: Path) -> Project:
     """A folder with the script."""
     (tmp_path / "train.py").write_text(SCRIPT)
+    new_store(tmp_path)
     return Project(tmp_path, {"PYTHONPATH": str(ROOT)})
 
 
