@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,8 @@ THREE_LEVERS: dict[str, Any] = {
 """A space of a few configurations."""
 DIVISIBLE: dict[str, Any] = {"model": "qwen3-nano", "causal_lm": {"num_layers": 2, "width": 32, "num_heads": 4}}
 """A model whose heads two ranks divide, with norms of heads."""
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+"""The browser in which pages are tested."""
 FOUR_RANKS = (pytest.mark.slow, pytest.mark.four_ranks)
 """Marks of a case that trains in four processes."""
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
@@ -143,6 +146,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("FITPROOF_CACHE")
     if before is not None:
         os.environ["FITPROOF_CACHE"] = before
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Give a browser, which takes a second to start."""
+    from playwright.sync_api import sync_playwright
+
+    without = ("background-networking", "component-update", "gpu", "quic", "sync")
+    words = ["--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in without)]
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=words)
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,8 @@ SMALL = {
     "device": "cpu",
 }
 """Settings that make any entry point short."""
+NOT_COPIED = ("benchmarks/", "docs/images/", "tests/")
+"""Folders that no command reads."""
 NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 """Keeps MLflow's server from starting eight processes more, for evaluations that these tests do not ask for."""
 IN_TURN = """
@@ -61,13 +63,13 @@ class Project:
 
     @classmethod
     def copy(cls, folder: Path, with_store: bool = True) -> "Project":
-        """Copy what git tracks and what it would, and with it an empty tracking store, which takes seconds to make.
+        """Copy what git tracks or would and commands read, and an empty tracking store, which takes seconds to make.
 
         A search or a plan has few configurations there, unless it is given a space.
         """
         listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-        for name in names:
+        for name in (name for name in names if not name.startswith(NOT_COPIED)):
             for file in (name, cache_from_source(name)):  # a process that finds no compiled module compiles for seconds
                 if (ROOT / file).exists():
                     (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +80,7 @@ class Project:
             file.write_text(yaml.safe_dump(values, sort_keys=False))
         project = cls(folder)
         if with_store:
-            shutil.copy(_empty_store(), folder / "mlflow.db")
+            new_store(folder)
         return project
 
     @property
@@ -200,6 +202,12 @@ def _empty_store() -> Path:
     file = Path(tempfile.mkdtemp()) / "mlflow.db"
     mlflow.MlflowClient(f"sqlite:///{file}").search_experiments()
     return file
+
+
+def new_store(folder: Path) -> str:
+    """Put an empty tracking store into a folder, which MLflow would take seconds to make, and return its URI."""
+    shutil.copy(_empty_store(), folder / "mlflow.db")
+    return f"sqlite:///{folder}/mlflow.db"
 
 
 def as_words(settings: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, pairs, tiny, with_corpus_of
-from peft import LoraConfig, get_peft_model
 from test_export import run_framework
 from test_levers import losses
 from test_prediction import CPU, measured
@@ -63,11 +62,13 @@ def trained(experiment: Experiment, num_steps: int = NUM_STEPS) -> tuple[Trainab
     return step.trainable, loop, records
 
 
-def plainly_trained(experiment: Experiment, loop: Loop, config: LoraConfig) -> tuple[list[float], list[float]]:
+def plainly_trained(experiment: Experiment, loop: Loop, **words: Any) -> tuple[list[float], list[float]]:
     """Return the losses and gradient norms of a loop of torch and peft alone, on the same micro-batches."""
+    from peft import LoraConfig, get_peft_model
+
     torch.manual_seed(0)
     plain = experiment.model.build(experiment.settings.model, experiment.prepare().vocabulary_size)
-    adapted = get_peft_model(plain.module, config)
+    adapted = get_peft_model(plain.module, LoraConfig(**words))
     optimizer = AdamW([one for one in adapted.parameters() if one.requires_grad], weight_decay=0.01, fused=True)
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(NUM_STEPS):
@@ -115,8 +116,8 @@ def test_losses_are_those_of_a_plain_loop_with_peft(
     more = {**shared, **text, "micro_batch_size": cut[0], "accumulation_steps": cut[1]}
     experiment = tiny(**LORA, adapter_targets=targets, **more)
     _, loop, records = trained(experiment)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=modules, fan_in_fan_out=model == "gpt2-nano")
-    expected, norms = plainly_trained(experiment, loop, config)
+    words = {"r": 4, "lora_alpha": 8, "target_modules": modules, "fan_in_fan_out": model == "gpt2-nano"}
+    expected, norms = plainly_trained(experiment, loop, **words)
     assert [record.loss for record in records] == pytest.approx(expected, rel=1e-5)
     assert [record.grad_norm for record in records] == pytest.approx(norms, rel=1e-4)
     assert losses(tiny(learning_rate=1e-2, **more)) != pytest.approx(expected, rel=1e-3), (
@@ -268,13 +269,8 @@ def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, car
         assert predicted["predicted_reserved_bytes"] == pytest.approx(real["measured_reserved_bytes"], rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "framework",
-    [
-        "hugging_face",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("accelerate", "lightning", "deepspeed")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["hugging_face", "accelerate", "lightning", "deepspeed"])
 def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
     experiment = tiny(**LORA, micro_batch_size=2, effective_batch_size=8, checkpointing="every_layer")
     write_files(export_files(experiment), tmp_path)

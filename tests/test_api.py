@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import ROOT, TINY, own_cache
 from finished import shorten_finetune
-from project import Project
+from project import Project, new_store
 
 import fitproof
 from pipeline.base.errors import InvalidInputError, NothingMeasuredError
@@ -48,10 +48,10 @@ FEW = {"micro_batch_size": [1, 2], "checkpointing": ["none"], "precision": ["fp3
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give an empty current folder with a tracking store of its own."""
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give an empty current folder, and a tracking store of its own in another one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path_factory.mktemp("store")))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return tmp_path
 
@@ -103,7 +103,7 @@ def test_random_numbers_of_other_threads_are_their_own_while_memory_is_predicted
     drawn, stop = set[float](), threading.Event()
 
     def draw() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.001):
             torch.manual_seed(1)
             drawn.add(torch.rand(1).item())
 
@@ -173,9 +173,11 @@ def test_nothing_fits_is_none(folder: Path) -> None:
 
 
 def test_a_search_returns_what_it_logs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = fitproof.search(**SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW, num_trials=2)
+    found = fitproof.search(
+        **SMALL, device="cpu", budget="64MiB", effective_batch_size=2, space=FEW, num_trials=2, verify_steps=0
+    )
     assert isinstance(found, SearchFindings)
-    assert found.best is not None and found.best.fits and len(found.rows) in (2, 3)  # the verification may add one
+    assert found.best is not None and found.best.fits and len(found.rows) == 2
     [logged] = folder.glob("runs/*-search-*")
     assert read_findings(logged).rows == found.rows  # type: ignore[union-attr]
     assert capsys.readouterr().out == ""

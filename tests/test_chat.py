@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import tiny
-from project import SMALL, Project
+from project import SMALL, Project, new_store
 from test_prediction import CPU, measured
 from test_training_step import CUTS, run
 from tokenizers import processors
@@ -210,6 +210,7 @@ def test_prompt_and_completion_are_the_messages_of_two_turns(tmp_path: Path) -> 
         assert all(torch.equal(other[name], batches[0][name]) for name in other)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
 def test_losses_of_answers_do_not_depend_on_the_micro_batch_size(sequences: str, model: str) -> None:
@@ -278,6 +279,7 @@ def test_what_is_left_out_is_said_with_number_and_reason(tmp_path: Path) -> None
     packed = left_out(tiny(corpus="chat", sequence_length=4))
     assert packed is not None and re.fullmatch(r"\d+ of \d+ sequences of 4 tokens have no target, .*", packed)
     project = Project(tmp_path)
+    new_store(tmp_path)
     chat = {**SMALL, "corpus": "chat", "chat.path": "rows.jsonl", "sequences": "padded", "effective_batch_size": "8"}
     plan = {"gpu": "t4", "space": '{"micro_batch_size": [1]}'}
     for entry, more in {"main": {"model": "gpt2-nano"}, "plan": {"model": "gpt2-nano", **plan}}.items():

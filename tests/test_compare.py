@@ -174,5 +174,5 @@ def test_a_page_is_made_again_from_the_folder(finished: tuple[Project, Done], tm
         done = project.here("report", {"folder": str(copy)})
         assert done.returncode == 0, done.stderr
         assert (copy / "report.html").read_bytes() == before
-    wrong = project.call("python", "-m", "fitproof", "report", "--folder", str(tmp_path))
+    wrong = project.here("report", {"folder": str(tmp_path)})
     assert wrong.returncode == 2 and "a report is made from the findings.json of a finished job" in wrong.stderr

@@ -15,7 +15,7 @@ import mlflow
 import pandas as pd
 import pytest
 from conftest import TINY
-from project import as_words
+from project import as_words, new_store
 from test_metrics import record, result
 from test_report import rows
 
@@ -86,7 +86,7 @@ def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
     """Give a function that runs a command in a folder of its own on a made-up machine; it returns code and output."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "own.yaml").write_text(OWN)
@@ -208,7 +208,7 @@ def test_intervals_of_runs_of_another_job_are_made_anew() -> None:
 
 
 def test_all_runs_are_read_the_newest_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path))
     monkeypatch.setattr(history, "RUNS_IN_A_PAGE", 2)
     client = mlflow.MlflowClient()
     parent = client.create_run("0", run_name="job")

@@ -30,6 +30,7 @@ def fast_backend(monkeypatch: pytest.MonkeyPatch) -> Any:
     return counters
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
 def test_layers_are_compiled_in_the_first_step_and_train_the_same(model: str, fast_backend: Any) -> None:
     settings = {

@@ -13,7 +13,7 @@ import pytest
 from conftest import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from project import SMALL, Project
+from project import SMALL, Project, new_store
 from test_chat import HEADERS, folder_with, tokenizer_with, written
 
 from pipeline.base.contracts import Prepared
@@ -301,6 +301,7 @@ def test_a_command_says_what_it_read_and_exports_train_on_that(tmp_path: Path) -
     row = {"instruction": "Is it?", "output": "Yes.", "source": "me", "score": 1}
     (tmp_path / "rows.json").write_text(json.dumps([row] * 40, indent=1))
     values = {**SMALL, "corpus": "chat", "chat.path": "rows.json", "sequences": "padded", "effective_batch_size": "8"}
+    new_store(tmp_path)
     done = Project(tmp_path).here("main", {**values, "model": "gpt2-nano"})
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())

@@ -1,7 +1,6 @@
 """Corpora: deterministic sequences, the token cache, and errors for bad data."""
 
 import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.settings import CORPORA
 from pipeline.data._support.sequences import IGNORED_LABEL
+from pipeline.runtime.worker_pool import run_in_worker
 
 WORDS = "memory is what you have and speed is what you want from it "
 
@@ -86,20 +86,13 @@ def test_held_out_documents_are_not_in_the_training_set(tmp_path: Path) -> None:
     assert not train & held_out
 
 
-def digest_and_rows(queue: Any) -> None:
-    prepared = tiny().prepare()
-    queue.put((prepared.digest, prepared.train.batch([0, 7])["input_ids"].tolist()))
+def digest_and_rows(changes: dict[str, Any]) -> tuple[str, list[list[int]]]:
+    prepared = tiny(**changes).prepare()
+    return prepared.digest, prepared.train.batch([0, 7])["input_ids"].tolist()
 
 
 def test_another_process_prepares_the_same_sequences() -> None:
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=digest_and_rows, args=(queue,))
-    process.start()
-    digest, rows = queue.get(timeout=60)
-    process.join()
-    prepared = tiny().prepare()
-    assert (prepared.digest, prepared.train.batch([0, 7])["input_ids"].tolist()) == (digest, rows)
+    assert run_in_worker(digest_and_rows, {}) == digest_and_rows({})
 
 
 def test_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from wsgiref.util import setup_testing_defaults
 import mlflow
 import numpy as np
 import optuna
-import optuna_dashboard
 import pandas as pd
 import pytest
 import yaml
@@ -60,7 +59,7 @@ TABLES = {
     "plan": {"plan", "largest", "tensors"},  # each with the card's name
     "search": {"trials", "ranking", "verification", "never_run"},
 }
-POLICIES = ("policies", "encoder_stack", "12_layers", "24_layers", "48_layers")
+POLICIES = ("policies", "encoder_stack", "12_layers", "48_layers")
 PICTURES = {
     "main": {"phases", "single"},
     "profiling": {"memory", "modules", "phases", "time"},
@@ -305,7 +304,6 @@ def test_checkpointing_stands_beside_theory(project: Project, done: Done) -> Non
         "policies": 4,
         "encoder_stack": 6,
         "12_layers": 12,
-        "24_layers": 24,
         "48_layers": 48,
     }
     assert by_depth.loc["48_layers", "theory %"] == pytest.approx(100 * (48**-0.5 - 1))
@@ -342,6 +340,8 @@ def test_the_parent_of_a_plan_has_the_metrics_of_what_it_recommends(project: Pro
 
 
 def test_the_study_opens_in_optunas_dashboard(project: Project, done: Done) -> None:
+    import optuna_dashboard
+
     asked: dict[str, Any] = {}
     setup_testing_defaults(asked)
     storage = optuna.storages.get_storage(f"sqlite:///{project.folder}/optuna.db")

@@ -2,8 +2,11 @@
 
 import os
 from importlib.metadata import version
+from pathlib import Path
 
+import mlflow
 import pytest
+from mlflow.exceptions import ExecutionException
 from project import SMALL, Project
 
 
@@ -26,9 +29,9 @@ def test_mlflow_builds_the_environment_with_uv_and_runs_in_it(tmp_path_factory: 
     assert len(project.children_of(parent)) == 8
 
 
-def test_without_conda_the_error_names_the_other_managers(tmp_path_factory: pytest.TempPathFactory) -> None:
-    project = Project.copy(tmp_path_factory.mktemp("project"))
-    project.environment["MLFLOW_CONDA_HOME"] = str(project.folder / "absent")
-    done = project.call("mlflow", "run", ".", "-e", "accumulation")
-    assert done.returncode != 0
-    assert "conda" in done.stderr.lower()
+def test_without_conda_the_error_names_the_other_managers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = Project.copy(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", project.store)
+    monkeypatch.setenv("MLFLOW_CONDA_HOME", str(tmp_path / "absent"))
+    with pytest.raises(ExecutionException, match="Conda"):
+        mlflow.projects.run(str(tmp_path), "accumulation")

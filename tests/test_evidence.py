@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -179,17 +180,21 @@ sys.exit(evidence.main(["--folder", {str(tmp_path)!r}, "--work", {str(tmp_path /
     assert process.returncode == 130 and "slow: left (not begun)" in out
 
 
-@pytest.mark.matrix(2)
 @NO_GPU
 @pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.name)
-def test_the_command_of_a_piece_is_understood(piece: Piece, tmp_path: Path) -> None:
+def test_the_command_of_a_piece_is_understood(
+    piece: Piece, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its benchmark exists and takes the words; on a CPU it goes no further than the device, or has no table."""
     values: dict[str, Any] = {"folder": tmp_path, "work": tmp_path, "date": "2026-01-02", "tiny": "", "model": "gpt2"}
-    command = piece.command(values, 60.0)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert "needs a CUDA GPU, and this machine has 0" in done.stderr or "the table must exist" in done.stderr
+    [_, script, *words] = piece.command(values, 60.0)
+    monkeypatch.syspath_prepend(str(Path(script).parent))
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert "needs a CUDA GPU, and this machine has 0" in said or "the table must exist" in said
 
 
 @pytest.mark.parametrize(("outcome", "expected"), [("ok", 100.0), ("over_budget", 100.0), ("out_of_memory", None)])

@@ -7,6 +7,7 @@ from threading import Barrier
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from project import new_store
 
 from pipeline.tracking import experiment
 
@@ -14,8 +15,7 @@ NUM_JOBS = 6
 
 
 def test_jobs_find_and_mark_an_experiment_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    MlflowClient(uri).search_experiments()  # creates the tables
+    uri = new_store(tmp_path)
     together = Barrier(NUM_JOBS, timeout=30)
 
     def start(_: int) -> str:
@@ -35,7 +35,7 @@ def test_jobs_find_and_mark_an_experiment_at_the_same_moment(tmp_path: Path, mon
 
 
 def test_an_experiment_that_cannot_be_marked_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = MlflowClient(new_store(tmp_path))
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "deleted")
     experiment_id = experiment.find_or_create(client)
     client.delete_experiment(experiment_id)

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from project import Project
+from project import Project, new_store
 from test_simulate import CUDA_PYTHON, needs_cuda_build
 
 from pipeline.base.errors import InvalidInputError
@@ -412,12 +412,13 @@ OTHERS = new("626.00 MiB", "14.56 GiB", "57.81 MiB", of(99, "9.50 GiB") + own("5
 def project(tmp_path: Path) -> Project:
     """A folder with the script, and the CUDA build's Python under its short name."""
     (tmp_path / "train.py").write_text(SCRIPT)
+    new_store(tmp_path)
     return Project(tmp_path, {"PYTHONPATH": str(ROOT), "PATH": f"{CUDA_PYTHON.parent}:{os.environ['PATH']}"})
 
 
 def explain(project: Project, message: str, *words: str) -> "subprocess.CompletedProcess[str]":
     """Explain the message with a command."""
-    return project.call(sys.executable, "-m", "fitproof", "explain", message, *words)
+    return project.here("explain", {}, message, *words)
 
 
 def findings(project: Project) -> Any:

@@ -243,9 +243,10 @@ def test_any_framework_trains_the_same(framework: str, exported: tuple[Path, lis
 
 def run_framework(framework: str, folder: Path) -> list[float]:
     """Return the losses of a framework with the exported files, started as its documentation says."""
-    launch = ["-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml")]
-    words = [*(launch if framework == "accelerate" else []), str(ROOT / "tests" / "frameworks.py"), framework]
-    return run(*words, str(folder))
+    words = (str(ROOT / "tests" / "frameworks.py"), framework, str(folder))
+    if framework == "accelerate":
+        return run("-m", "accelerate.commands.launch", "--config_file", str(folder / "accelerate.yaml"), *words)
+    return run(*words) if framework == "deepspeed" else losses_of_script(*words)
 
 
 @pytest.mark.parametrize("sequences", ["fixed_length", "padded", "grouped"])
@@ -285,7 +286,7 @@ def test_the_script_keeps_documents_apart(loss_kernel: str, corpus: str, short_d
         "micro_batch_size": 2,
     }
     write_files(export_files(tiny(**values)), tmp_path)
-    assert run(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
+    assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
     if loss_kernel == "full":
         assert run_framework("hugging_face", tmp_path) == pytest.approx(losses_here(**values), abs=1e-4)
         told = " ".join((tmp_path / "README.md").read_text().split())
@@ -300,7 +301,7 @@ def test_the_script_keeps_documents_apart(loss_kernel: str, corpus: str, short_d
 def test_the_script_has_the_targets_of_answers_alone(sequences: str, tmp_path: Path) -> None:
     values = {"corpus": "chat", "sequences": sequences, "effective_batch_size": 4, "micro_batch_size": 2}
     write_files(export_files(tiny(**values)), tmp_path)
-    assert run(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
+    assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**values), abs=1e-4)
 
 
 def test_the_script_takes_any_text_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import mlflow
@@ -11,6 +12,7 @@ import pytest
 from finished import SETTINGS
 from processes import started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words
+from test_run import training_processes
 
 from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.runtime.run_folder import STEPS
@@ -39,29 +41,6 @@ class Spiky(EncoderStack):
         return replace(built, loss=lambda *words: factor() * built.loss(*words))
 '''
 """A model as a user would add one, whose training fails."""
-
-PICKY = '''
-from dataclasses import replace
-from typing import ClassVar
-
-from pipeline.models.encoder_stack import EncoderStack
-
-
-class Picky(EncoderStack):
-    """A stack whose loss depends on its own value."""
-
-    names: ClassVar[tuple[str, ...]] = ("picky",)
-
-    def build(self, name, vocabulary_size):
-        built = super().build(name, vocabulary_size)
-
-        def picky_loss(*words):
-            loss = built.loss(*words)
-            return loss if loss.item() > 0 else 2 * loss
-
-        return replace(built, loss=picky_loss)
-'''
-"""A model as a user would add one, whose memory cannot be predicted."""
 
 
 @pytest.fixture
@@ -121,29 +100,18 @@ def test_a_loss_that_is_not_a_number_is_named_with_its_step(project: Project) ->
     assert not unsent(project)
 
 
-def test_a_run_that_cannot_be_predicted_is_measured_and_says_why(project: Project) -> None:
-    (project.folder / "pipeline" / "models" / "picky.py").write_text(PICKY)
-    small = {k: v for k, v in SMALL.items() if not k.startswith(("causal_lm", "encoder_stack"))}
-    done = project.pipeline("main", {**small, "model": "picky", "corpus": "random_vectors", "picky.width": "48"})
-    assert done.returncode == 0, done.stderr
-    [child] = project.children_of(project.parent_of("main")).values()
-    assert (
-        child.data.metrics["memory/peak_allocated_mib"] > 0
-        and "memory/predicted_peak_allocated_mib" not in child.data.metrics
-    )
-    assert child.data.tags["prediction"].startswith("not predicted: picky_loss (pipeline/models/picky.py:")
-    assert child.data.tags["prediction"] in " ".join(done.stdout.split())
-
-
 def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(project: Project) -> None:
-    words = as_words({**SMALL, "num_steps": MANY})
-    with started(project, "python", "-m", "fitproof", "main", *words) as process:
+    def kill() -> None:
         wait_for(lambda: is_training(project), "the first steps")
-        family = psutil.Process(process.pid).children(recursive=True)
-        max(family, key=lambda process: process.create_time()).kill()
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == 1 and "Traceback" not in out + err
-    assert "killed by SIGKILL" in " ".join(out.split())
+        [training] = training_processes()
+        training.kill()
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    done = project.here("main", {**SMALL, "num_steps": MANY})
+    killing.join()
+    assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
+    assert "killed by SIGKILL" in " ".join(done.stdout.split())
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FAILED", "FAILED", "out_of_memory")

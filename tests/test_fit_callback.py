@@ -12,7 +12,7 @@ from typing import Any
 import mlflow
 import pytest
 from conftest import ROOT
-from project import Project
+from project import Project, new_store
 from test_simulate import CUDA_PYTHON, needs_cuda_build
 
 from fitproof import FitCallback, InvalidInputError
@@ -83,6 +83,7 @@ print("peaks", torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """An empty folder whose processes log to its own store."""
     project = Project(tmp_path)
+    new_store(tmp_path)
     for name, value in {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": project.store}.items():
         monkeypatch.setenv(name, value)
     return project
@@ -104,7 +105,7 @@ def lines_of(text: str) -> list[str]:
 
 @needs_cuda_build
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize("framework", ["transformers", "loop", "lightning"])
+@pytest.mark.parametrize("framework", ["loop", "transformers", "lightning"])
 def test_a_training_is_told_its_peaks_before_and_beside_what_it_measured(framework: str, project: Project) -> None:
     pytest.importorskip("torch" if framework == "loop" else framework)
     done = train(project, OF_FRAMEWORK[framework], gpu="rtx4090")
@@ -163,6 +164,23 @@ def test_what_cannot_be_predicted_is_said_and_the_training_goes_on(
     assert first.startswith("it is not known whether this run fits: there is no GPU; name one")
     assert second.endswith("only the first training of a process can be simulated, and this is another")
     assert "a session without a file has none" in third
+
+
+@pytest.mark.filterwarnings("ignore")  # of the frameworks themselves
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
+def test_a_trainer_calls_it(
+    framework: str, fresh: Callable[..., Any], capsys: pytest.CaptureFixture[str], project: Project, monkeypatch: Any
+) -> None:
+    pytest.importorskip(framework)
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(FitCallback, "_end", lambda self: sys.stderr.write("the end\n"))
+    exec(START + OF_FRAMEWORK[framework], {"__name__": framework})
+    said = capsys.readouterr().err
+    [first] = lines_of(said)
+    assert first.startswith("it is not known whether this run fits: there is no GPU")
+    assert said.count("the end\n") == 1 and said.index(first) < said.index("the end")
+    assert mlflow.active_run() is None
 
 
 def test_a_process_that_is_simulated_or_measured_already_predicts_nothing(

@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from conftest import ROOT
-from test_simulate import CUDA_PYTHON, needs_cuda_build
+from conftest import ROOT, own_cache
+from test_simulate import needs_cuda_build
 
 CONFTEST = """
 import pytest
@@ -48,17 +47,6 @@ def test_fits(rows, name, tmp_path):
 def test_is_too_large(rows):
     train(rows)
 
-@is_large
-@pytest.mark.parametrize("rows", [16])
-def test_fails_by_itself(rows):
-    print("of the test")
-    train(rows)
-    assert rows == 17
-
-@is_large
-def test_is_skipped():
-    pytest.skip("not today")
-
 @pytest.mark.gpu_memory(gpu="a100")
 def test_has_no_limit():
     pass
@@ -73,6 +61,17 @@ from test_training import is_large, train
 @pytest.mark.parametrize("rows", [16, 4096])
 def test_is_expected_to_be_too_large(rows):
     train(rows)
+
+@is_large
+@pytest.mark.parametrize("rows", [16])
+def test_fails_by_itself(rows):
+    print("of the test")
+    train(rows)
+    assert rows == 17
+
+@is_large
+def test_is_skipped():
+    pytest.skip("not today")
 
 @is_large
 def test_ends_its_process():
@@ -104,13 +103,9 @@ def test_still_has_it():
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    """A cache folder in which torch's CUDA build is installed, as `install` does where torch is a build for CPUs."""
-    folder = tmp_path / "cache"
-    (folder / "simulated_card").mkdir(parents=True)
-    environment = f"torch-{version('torch').partition('+')[0]}"
-    (folder / "simulated_card" / environment).symlink_to(CUDA_PYTHON.parents[1])
-    return folder
+def own(tmp_path: Path) -> Path:
+    """Give a cache folder of the test's own."""
+    return own_cache(tmp_path / "cache")
 
 
 def run_pytest(
@@ -133,11 +128,11 @@ def outcome(case: ElementTree.Element) -> str:
 
 
 @needs_cuda_build
-def test_a_marked_test_runs_on_its_card_with_fixtures_and_outcomes_of_its_own(tmp_path: Path, cache: Path) -> None:
+def test_a_marked_test_runs_on_its_card_with_fixtures_and_outcomes_of_its_own(tmp_path: Path, own: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_training.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers --rows 4096 -n 2")
-    said, cases = run_pytest(tmp_path, cache)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers --rows 4096 -n 1")
+    said, cases = run_pytest(tmp_path, own)
     outcomes = {name: outcome(case) for name, case in cases.items()}
     assert outcomes["test_plain"] == outcomes["test_fits[a/b::c[d]]"] == "passed"
     properties = {it.get("name"): it.get("value") for it in cases["test_fits[a/b::c[d]]"].iter("property")}
@@ -145,39 +140,39 @@ def test_a_marked_test_runs_on_its_card_with_fixtures_and_outcomes_of_its_own(tm
     too_large = outcomes["test_is_too_large"]
     assert too_large.startswith("failure: ") and "MiB more than the limit of 32MiB" in too_large
     assert "at test_training.py:11" in too_large and "16.0 MiB  parameters of test_training.py:8" in too_large
-    assert "assert 16 == 17" in outcomes["test_fails_by_itself[16]"]
-    assert "of the test" in said and "memory of NVIDIA A100" in said
-    assert outcomes["test_is_skipped"].startswith("skipped: not today")
+    assert "memory of NVIDIA A100" in said
     assert "with a limit or with a baseline, and neither is given" in outcomes["test_has_no_limit"]
-    assert len(outcomes) == 6
+    assert len(outcomes) == 4
 
 
 @pytest.mark.slow
 @needs_cuda_build
-def test_a_test_may_be_expected_to_need_too_much_and_one_that_ends_its_process_fails(
-    tmp_path: Path, cache: Path
+def test_a_test_may_be_expected_to_need_too_much_fail_by_itself_be_skipped_or_end_its_process(
+    tmp_path: Path, own: Path
 ) -> None:
     (tmp_path / "test_training.py").write_text(TESTS)
     (tmp_path / "test_expected.py").write_text(EXPECTED)
-    _, cases = run_pytest(tmp_path, cache, "test_expected.py")
+    said, cases = run_pytest(tmp_path, own, "test_expected.py")
     outcomes = {name: outcome(case) for name, case in cases.items()}
     assert outcomes.pop("test_is_expected_to_be_too_large[4096]").startswith("skipped: known")
     assert "XPASS(strict)" in outcomes.pop("test_is_expected_to_be_too_large[16]")
-    [(name, said)] = outcomes.items()
+    assert "assert 16 == 17" in outcomes.pop("test_fails_by_itself[16]") and "of the test" in said
+    assert outcomes.pop("test_is_skipped").startswith("skipped: not today")
+    [(name, ended)] = outcomes.items()
     assert name == "test_ends_its_process"
-    assert "ended before the test did. Not checked. No verdict: the command ended with exit code 3" in said
+    assert "ended before the test did. Not checked. No verdict: the command ended with exit code 3" in ended
 
 
 @pytest.mark.slow
 @needs_cuda_build
-def test_a_baseline_of_a_test_is_written_and_compared(tmp_path: Path, cache: Path) -> None:
+def test_a_baseline_of_a_test_is_written_and_compared(tmp_path: Path, own: Path) -> None:
     (tmp_path / "test_training.py").write_text(TESTS)
     script = tmp_path / "test_accepted.py"
     script.write_text(ACCEPTED)
-    _, cases = run_pytest(tmp_path, cache, "test_accepted.py", "--update-gpu-memory")
+    _, cases = run_pytest(tmp_path, own, "test_accepted.py", "--update-gpu-memory")
     assert outcome(cases["test_needs_what_it_did"]) == "passed" and (tmp_path / "memory.json").exists()
     script.write_text(ACCEPTED.replace("4096", "5120"))
-    _, cases = run_pytest(tmp_path, cache, "test_accepted.py")
+    _, cases = run_pytest(tmp_path, own, "test_accepted.py")
     assert "(25.00 %) more than the 96.0 of the baseline; memory.json + 1 % allows" in (
         outcome(cases["test_needs_what_it_did"])
     )
@@ -185,11 +180,11 @@ def test_a_baseline_of_a_test_is_written_and_compared(tmp_path: Path, cache: Pat
 
 @pytest.mark.slow
 @needs_cuda_build
-def test_tests_that_use_cuda_are_left_alone_where_there_is_a_gpu(tmp_path: Path, cache: Path) -> None:
+def test_tests_that_use_cuda_are_left_alone_where_there_is_a_gpu(tmp_path: Path, own: Path) -> None:
     """Which is another simulated card."""
     (tmp_path / "test_training.py").write_text(ON_ANOTHER_CARD)
     on_card = (sys.executable, str(ROOT / "tests" / "cuda_without_gpu" / "cards.py"), "h200")
-    _, cases = run_pytest(tmp_path, cache, python=on_card)
+    _, cases = run_pytest(tmp_path, own, python=on_card)
     assert {name: outcome(case) for name, case in cases.items()} == dict.fromkeys(
         ("test_has_a_gpu", "test_has_another", "test_still_has_it"), "passed"
     )

@@ -1,6 +1,8 @@
 """Interruptions and errors at rare moments: of a run's start and end, a verification, a study and the cache."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +11,21 @@ from typing import Any
 import pytest
 from conftest import ROOT, TINY, tiny
 from mlflow import MlflowClient
+from project import new_store
+from test_loop import ListedProposer, MadeUpSearch, choice_of
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
+from pipeline.memory.device import hardware_of
 from pipeline.prediction import predict_all as predict_module
-from pipeline.runtime.observer import Run
+from pipeline.prediction.predict import predict
+from pipeline.report.findings import read_findings
+from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import run
 from pipeline.searching.candidates import unpredicted, with_predictions
+from pipeline.searching.loop import SearchObserver, search_and_verify, store_measurement
+from pipeline.searching.problem import make_problem
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import Proposal
 from pipeline.tracking.job import open_job
@@ -24,7 +33,7 @@ from pipeline.tracking.job import open_job
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = new_store(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.chdir(tmp_path)
     return uri
@@ -84,11 +93,6 @@ def test_an_error_on_fake_tensors_of_one_configuration_does_not_end_the_search(
 
 def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: Path) -> None:
     """The only trial does not fit when it is trained again, and the proposer would measure another."""
-    from test_loop import ListedProposer, MadeUpSearch, choice_of
-
-    from pipeline.runtime.observer import Observer
-    from pipeline.searching.loop import SearchObserver, search_and_verify
-    from pipeline.searching.problem import make_problem
 
     class RefutedProposer(ListedProposer):
         def next(self, trials: Any, extra: Any = ()) -> Proposal | None:
@@ -119,12 +123,6 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
 
 
 def test_what_the_verification_measured_is_stored_while_another_process_measures(tmp_path: Path) -> None:
-    from test_loop import ListedProposer, MadeUpSearch, choice_of
-
-    from pipeline.runtime.observer import Observer
-    from pipeline.searching.loop import SearchObserver, store_measurement
-    from pipeline.searching.problem import make_problem
-
     space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
@@ -139,10 +137,6 @@ def test_what_the_verification_measured_is_stored_while_another_process_measures
 @pytest.mark.slow
 def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
     """The technique is inactive in the first configuration of the space."""
-    import os
-    import subprocess
-    import sys
-
     source = (Path(__file__).parent / "outside" / "recomputed_mlp.py").read_text()
     script = (
         "import json, sys; from pipeline.searching.problem import make_problem\n"
@@ -165,8 +159,6 @@ def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
 
 
 def test_findings_of_the_version_before_say_what_to_do(tmp_path: Path) -> None:
-    from pipeline.report.findings import read_findings
-
     (tmp_path / "findings.json").write_text(json.dumps({"kind": "SearchFindings", "entry": "search", "rows": []}))
     with pytest.raises(InvalidInputError) as error:
         read_findings(tmp_path)
@@ -174,9 +166,6 @@ def test_findings_of_the_version_before_say_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_cached_prediction_that_is_damaged_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline.memory.device import hardware_of
-    from pipeline.prediction.predict import predict
-
     monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiment = tiny(corpus="quick_fox", micro_batch_size=1, effective_batch_size=1)
     first = predict(experiment, hardware_of(experiment.device))
@@ -187,8 +176,6 @@ def test_a_cached_prediction_that_is_damaged_is_made_again(tmp_path: Path, monke
 
 def test_a_value_that_is_listed_twice_is_one_value() -> None:
     """Of two equal candidates the second could never be measured."""
-    from pipeline.searching.problem import make_problem
-
     space = {"micro_batch_size": [1, 1, 2], "checkpointing": ["none"], "precision": ["fp32"]}
     problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 2, "space": space})
     assert len(problem.space.choices) == 2
@@ -197,11 +184,6 @@ def test_a_value_that_is_listed_twice_is_one_value() -> None:
 @pytest.mark.slow
 def test_ctrl_c_while_memory_is_predicted_prints_no_traceback(tmp_path: Path) -> None:
     """The resource tracker, which the exit functions need, is not killed."""
-    import os
-    import signal
-    import subprocess
-    import sys
-
     script = (
         "import os, signal, sys, time, multiprocessing\n"
         "from pipeline.runtime.signals import exit_on_signal\n"
@@ -228,10 +210,6 @@ def test_ctrl_c_while_memory_is_predicted_prints_no_traceback(tmp_path: Path) ->
 @pytest.mark.slow
 def test_ctrl_c_between_the_fork_of_a_process_and_its_arguments_prints_no_traceback(tmp_path: Path) -> None:
     """A process that is forked without its arguments would print where it failed to read them."""
-    import os
-    import subprocess
-    import sys
-
     script = (
         "import signal, sys\n"
         "from multiprocessing import forkserver\n"
@@ -290,8 +268,6 @@ def test_ctrl_c_in_a_callback_where_python_ignores_it_is_not_lost() -> None:
 
 
 def test_ctrl_c_while_a_run_is_summarized_keeps_its_result(tmp_path: Path) -> None:
-    from pipeline.runtime.observer import Observer
-
     class Last(Observer):
         def finished(self, result: Result, summary: Any) -> None:
             self.result = result

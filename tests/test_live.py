@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 from rich.console import Console
-from test_pages import browser, needs_browser, plan_findings, search_findings  # noqa: F401  a fixture
+from test_pages import needs_browser, plan_findings, search_findings
 
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
@@ -149,7 +149,7 @@ def test_a_comparison_has_a_page_after_its_first_runs(entry: str) -> None:
 
 
 @needs_browser
-def test_a_running_page_loads_itself_again_and_keeps_its_readers_place(browser: Browser, tmp_path: Path) -> None:  # noqa: F811
+def test_a_running_page_loads_itself_again_and_keeps_its_readers_place(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
 
     def write(running: str | None) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from bitsandbytes.optim import AdamW8bit, GlobalOptimManager
 from conftest import pairs, tiny, with_corpus_of
 from test_prediction import CPU, measured
 from torch import Tensor, nn
@@ -90,6 +89,8 @@ def plain_optimizers(name: str, module: nn.Module) -> list[torch.optim.Optimizer
 
 def plain_adamw_8bit(module: nn.Module) -> torch.optim.Optimizer:
     """Return bitsandbytes' optimizer, its state of embeddings in float32 in the way that transformers' Trainer does."""
+    from bitsandbytes.optim import AdamW8bit, GlobalOptimManager
+
     manager = GlobalOptimManager.get_instance()
     optimizer: torch.optim.Optimizer = AdamW8bit(module.parameters(), weight_decay=0.01)
     for part in module.modules():
@@ -356,6 +357,7 @@ def test_its_peak_is_predicted_where_the_state_is_most_of_it(optimizer: str, mod
     assert peak < 0.9 * predict(tiny(**shared), CPU).peak_allocated_bytes
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("optimizer", OTHERS)
 def test_its_peak_is_predicted_with_loss_scaling(optimizer: str) -> None:
     experiment = tiny(**SMALL_BATCH, optimizer=optimizer, precision="fp16")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import CHROMIUM
 from hypothesis import given
 from hypothesis import strategies as st
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from test_search import made_up
 
 from pipeline.base.units import MIB
@@ -26,7 +26,6 @@ from pipeline.searching.certificate import FAILING, NOT_TRIED, UNFIT, Certificat
 from pipeline.searching.results import SearchFindings, Verification
 from pipeline.searching.trials import Trial, label
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
 BUDGET = 100 * MIB
 TOKENS = 1000
@@ -159,12 +158,6 @@ def plan_findings() -> PlanFindings:
         settings={},
         environment={},
     )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
 
 
 @pytest.fixture

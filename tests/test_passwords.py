@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from servers import MlflowServer, Postgresql
 from fitproof import search
 from pipeline.base.errors import InvalidInputError, has_password, without_passwords
 from pipeline.cli import main
+from pipeline.tracking import ui
 
 WITH_PASSWORD = "postgresql+psycopg://me:very-secret@host/optuna"
 WITHOUT_PASSWORD = "postgresql+psycopg://me@host/optuna"
@@ -174,22 +176,47 @@ def test_no_password_of_a_search_is_written_anywhere(
     assert MlflowClient(server.address).list_artifacts(parent.info.run_id)
 
 
+class Refusing(BaseHTTPRequestHandler):
+    """What a tracking server answers to who has no valid password."""
+
+    def do_GET(self) -> None:
+        self.send_error(401)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_error(401)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """Give the host and port of a tracking server that refuses everybody."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 def test_a_tracking_server_refuses_who_has_no_password(
-    project: Project, server: MlflowServer, monkeypatch: pytest.MonkeyPatch
+    refusing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, "")  # deleted at the end, whatever sets it
-    project.environment = {"MLFLOW_TRACKING_URI": server.address, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    environment = {"MLFLOW_TRACKING_URI": f"http://{refusing}", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    project = Project(tmp_path, environment)
     done = project.here("main", SMALL)
     assert done.returncode == 2 and "error code 401" in done.stderr
     assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in done.stderr
-    project.environment["MLFLOW_TRACKING_URI"] = with_credentials(server, "a-wrong-secret")
-    for done in (
-        project.here("compare", {"experiment": "fitproof"}),
-        project.call("python", "-m", "pipeline.tracking.ui", str(free_port())),
-    ):
-        assert done.returncode == 2 and f"{server.address} is not" in done.stderr, done.stderr
-        assert "a-wrong-secret" not in done.stdout + done.stderr and "Traceback" not in done.stderr
+    environment["MLFLOW_TRACKING_URI"] = f"http://admin:a-wrong-secret@{refusing}"
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    compared = project.here("compare", {"experiment": "fitproof"})
+    shown = ui.main(free_port()), *capsys.readouterr()
+    for code, out, err in ((compared.returncode, compared.stdout, compared.stderr), shown):
+        assert code == 2 and f"{refusing} is not" in err, err
+        assert "a-wrong-secret" not in out + err and "Traceback" not in err
 
 
 @pytest.mark.slow

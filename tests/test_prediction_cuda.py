@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cards import PYTHON, environment_of
-from conftest import ROOT, tiny
+from conftest import ROOT, own_cache, tiny
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment, make_experiment
@@ -85,19 +85,11 @@ def test_predictions_do_not_depend_on_what_was_predicted_before(
     experiments = [tiny(micro_batch_size=size, **WIDE, **kind) for kind in kinds for size in (1, 4, 8)]
     found = []
     for name, order in (("once", experiments), ("again", experiments[::-1])):
-        monkeypatch.setenv("FITPROOF_CACHE", str(cache_of(tmp_path / name)))
+        monkeypatch.setenv("FITPROOF_CACHE", str(own_cache(tmp_path / name)))
         made = dict(predict_all(order, H200))
         found.append([made[number] for number in range(len(order))])
     assert found[0] == found[1][::-1]
     assert len({one.peak_allocated_bytes for one in found[0]}) == len(experiments)
-
-
-def cache_of(folder: Path) -> Path:
-    """Return a new cache folder with the environment of the simulated cards that all tests share."""
-    shared = (Path(os.environ["FITPROOF_CACHE"]) / "simulated_card").resolve()
-    folder.mkdir()
-    (folder / "simulated_card").symlink_to(shared)
-    return folder
 
 
 @pytest.fixture(scope="module")

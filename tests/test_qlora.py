@@ -103,6 +103,7 @@ def test_losses_are_those_of_a_plain_loop_with_peft_and_bitsandbytes(model: str,
     assert whole != pytest.approx(expected, rel=1e-6), "4 bits round the weights"
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_do_not_depend_on_the_micro_batch_size(model: str) -> None:
     whole, *others = [losses(tiny(**QLORA, model=model, micro_batch_size=m, accumulation_steps=n)) for m, n in CUTS]
@@ -110,6 +111,7 @@ def test_losses_do_not_depend_on_the_micro_batch_size(model: str) -> None:
         assert other == pytest.approx(whole, rel=1e-5)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("checkpointing", ["every_layer", "attention_saved", "offloaded"])
 def test_checkpointed_layers_train_the_same(model: str, checkpointing: str) -> None:
@@ -117,6 +119,7 @@ def test_checkpointed_layers_train_the_same(model: str, checkpointing: str) -> N
     assert losses(tiny(**settings, checkpointing=checkpointing)) == pytest.approx(losses(tiny(**settings)), rel=1e-5)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "more", [{}, {"weights": "bfloat16"}, BFLOAT16_REST, {"adapter_targets": "attention"}], ids=str
 )
@@ -193,6 +196,7 @@ def test_its_peak_is_predicted(model: str, others: dict[str, Any]) -> None:
         assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("others", [{"loss_kernel": "chunked"}, {"attention": "eager"}, {"optimizer": "sgd"}], ids=str)
 def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None:
     shared: dict[str, Any] = {"sequence_length": 64, "eval_steps": 0, "adapter_dropout": 0.1, "causal_lm__dropout": 0.1}

@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@cache
 def recorded(**settings: Any) -> tuple[Timeline, MemoryUse]:
     """Return the recorded timeline of two optimizer steps, and the profiler's peak of the same steps."""
     experiment = tiny(**settings)

@@ -20,6 +20,7 @@ from pipeline.base.contracts import Prepared
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.memory.out_of_memory import LIBRARY_TEXTS
+from pipeline.runtime.failures import Failed, failure_of
 from pipeline.runtime.fork_server import server_pid
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import execute, run
@@ -106,14 +107,17 @@ def fail_with(text: str, experiment: Experiment, prepared: Prepared, emit: Calla
     raise RuntimeError(text)
 
 
-@pytest.mark.parametrize("text", MESSAGES)
-def test_what_a_library_says_when_memory_is_short_is_out_of_memory(text: str, log: Path) -> None:
+def test_what_a_library_says_when_memory_is_short_is_out_of_memory(log: Path) -> None:
+    for text in MESSAGES:
+        expected = Failed(Outcome.OUT_OF_MEMORY, f"RuntimeError: {text.splitlines()[0]}")
+        assert failure_of(RuntimeError(text)) == expected
     result = execute(tiny(), log, work=partial(fail_with, text))
-    assert (result.outcome, result.detail) == (Outcome.OUT_OF_MEMORY, f"RuntimeError: {text.splitlines()[0]}")
+    assert (result.outcome, result.detail) == (expected.outcome, expected.detail)
 
 
-@pytest.mark.parametrize("text", OTHERS)
-def test_other_errors_of_the_libraries_are_crashes(text: str, log: Path) -> None:
+def test_other_errors_of_the_libraries_are_crashes(log: Path) -> None:
+    for text in OTHERS:
+        assert failure_of(RuntimeError(text)) is None, text
     result = execute(tiny(), log, work=partial(fail_with, text))
     assert result.outcome is Outcome.CRASHED and text in str(result.detail)
 
@@ -282,11 +286,16 @@ def test_a_run_that_ends_before_an_observer_received_it_ends_with_its_own_error(
 
 
 def test_what_a_run_needs_imports_neither_mlflow_nor_optuna_nor_altair() -> None:
-    """The process that runs are forked from loads these modules, and a run adds nothing to them."""
+    """The process that runs are forked from loads these modules, and a run adds nothing to them.
+
+    Whatever is imported leaves the garbage collector enabled.
+    """
     code = (
         "import sys, pipeline.training.loop, pipeline.runtime.run, transformers.models.gpt2.modeling_gpt2\n"
         "bad = {'mlflow', 'optuna', 'altair', 'vl_convert', 'pandas'} & set(sys.modules)\n"
-        "raise SystemExit(f'imported {bad}' if bad else 0)"
+        "assert not bad, bad\n"
+        "import gc, pipeline.prediction.predict, pipeline.jobs.search\n"
+        "assert gc.isenabled()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import tiny
 from playwright.sync_api import Page, expect
-from test_pages import Shown, browser, needs_browser, search_findings, shown  # noqa: F401
+from test_pages import Shown, needs_browser, search_findings, shown  # noqa: F401
 from test_report import GOOD, rows, with_losses
 
 from pipeline.base.results import Outcome

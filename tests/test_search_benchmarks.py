@@ -87,14 +87,16 @@ def test_those_that_may_be_the_fastest_are_measured_more_often(table: Path, tmp_
     assert f"{fastest['micro_batch_size']}{fastest['checkpointing']}" in counts
 
 
-def test_a_table_of_another_machine_is_not_continued(table: Path, tmp_path: Path) -> None:
+def test_a_table_of_another_machine_is_not_continued(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for file in (table, table.with_suffix(".json")):
         (tmp_path / file.name).write_text(file.read_text())
     other = tmp_path / table.name
     other.write_text(other.read_text().replace(rows_of(table)[0]["conditions"], "of another"))
     words = ["--tiny", "--date", "2026-01-02", "--folder", str(tmp_path)]
-    done = run("search_table.py", *words, cache=tmp_path / "cache")
-    assert done.returncode == 2 and "had other settings, versions or hardware; move that file away" in done.stderr
+    assert search_table.main(words) == 2
+    assert "had other settings, versions or hardware; move that file away" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from typing import Any, cast
 import mlflow
 import psutil
 import pytest
-import torch
 import yaml
-from conftest import ROOT
+from conftest import ROOT, own_cache
 from mlflow.entities import Run
+from project import new_store
 from test_simulate import CUDA_PYTHON, needs_cuda_build
 
 from fitproof import simulate
@@ -55,7 +55,7 @@ BATCH = ("--batch", "{micro_batch_size}", "--accumulate", "{accumulation_steps}"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder of its own, with the script and a `sitecustomize` of the user's own on Python's path."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'own_start')!r}, 'w').close()\n")
     (tmp_path / "train.py").write_text(ASKS_FOR_TORCH + SCRIPT.read_text())
@@ -111,7 +111,7 @@ def test_a_script_is_searched_verified_and_handed_back_as_a_command(
     assert "samples per second" in page and "tokens per second" not in page
     num_trials = len(findings.rows)
 
-    assert search(*words) == 0  # resumed: nothing is measured again but the answer
+    assert search(*words, own=("--verify_steps", "0")) == 0  # resumed: nothing is measured again
     assert len(found(folder).rows) == num_trials
 
 
@@ -390,10 +390,7 @@ def write(file: Path, text: str) -> Path:
 def test_a_card_decides_what_fits_and_this_machine_what_is_fast(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache = folder / "cache"
-    monkeypatch.setenv("FITPROOF_CACHE", str(cache))
-    (cache / "simulated_card").mkdir(parents=True)
-    (cache / "simulated_card" / f"torch-{torch.__version__.partition('+')[0]}").symlink_to(CUDA_PYTHON.parents[1])
+    monkeypatch.setenv("FITPROOF_CACHE", str(own_cache(folder / "cache")))
     words = ("train.py", "--batch", "{micro_batch_size:1,8}", "--accumulate", "{accumulation_steps}")
     assert search(*words, budget="24MiB", own=("--gpu", "t4", "--verify_steps", "0")) == 0
     [row], printed = found(folder).rows, capsys.readouterr().out
@@ -473,6 +470,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_the_work_of_a_compiled_command_is_that_of_its_kernels(folder: Path) -> None:
     (folder / "compiled.py").write_text(COMPILED)

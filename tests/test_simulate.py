@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from project import Project
+from project import Project, new_store
 
 from fitproof import InvalidInputError
 from fitproof import simulate as simulate_here
@@ -53,6 +53,7 @@ LINE_OF_FORWARD = "train.py:11"
 def project(tmp_path: Path) -> Project:
     """A folder with the script."""
     (tmp_path / "train.py").write_text(SCRIPT)
+    new_store(tmp_path)
     return Project(tmp_path, {"PYTHONPATH": str(ROOT)})
 
 
@@ -491,15 +492,18 @@ import torch
 weight = torch.nn.Parameter(torch.ones(512, 512, device="cuda"))
 optimizer = torch.optim.SGD([weight])
 compiled = torch.compile(lambda x: (x @ weight).sin().exp().sum())
-for _ in range(2):
+for _ in range(5):
     compiled(torch.ones(8192, 512, device="cuda")).backward()
     optimizer.step()
 """
     (tmp_path / "train.py").write_text(script)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", smallest=False)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", smallest=False, step_time=True)
     assert re.search(r"backward at torch\.compile's c\w{7}:\d+, called by train\.py:5", found.answer)
+    assert found.passes_work is not None
+    assert found.passes_work.matrix_flops == {"float32": 2 * 2 * 8192 * 512 * 512}
+    assert found.passes_work.moved_bytes < 5 * 4 * 8192 * 512, "fused kernels read and write less"
 
 
 @needs_cuda_build

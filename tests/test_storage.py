@@ -144,7 +144,7 @@ def test_a_server_that_is_away_for_a_while_loses_no_trial(
     def interrupt() -> None:
         time.sleep(0.5)
         postgresql.stop(how)
-        time.sleep(2)
+        time.sleep(1)
         postgresql.start()
         is_back.set()
 
@@ -171,8 +171,9 @@ CALLS: dict[str, Callable[[Any, int, int], Any]] = {
 @pytest.mark.parametrize("at", ["first statement", "commit"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_whose_connection_breaks_is_repeated(
-    database_url: str, postgresql: Postgresql, call: str, at: str
+    database_url: str, postgresql: Postgresql, call: str, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(storage, "SECONDS_BETWEEN_ATTEMPTS", 0.05)
     opened = open_storage(database_url)
     study = optuna.create_study(storage=opened, study_name="broken", direction="maximize")
     trial = study.ask()._trial_id

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 from processes import wait_for
+from project import new_store
 
 from pipeline.tracking.job import open_job
 
@@ -14,7 +15,7 @@ PROCESSORS = "system/cpu_utilization_percentage"
 def test_mlflow_measures_the_machine_of_a_job_where_its_switch_is_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path))
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     found = {}
     for switch in ("true", "false"):

@@ -129,6 +129,7 @@ def test_losses_are_those_of_a_plain_loop_with_the_models_own_loss(task: str, tm
         assert losses(cut, 3) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.matrix(5)
 @pytest.mark.parametrize("task", CASES)
 def test_its_peak_is_predicted(task: str, tmp_path: Path, short_documents: Path) -> None:
     values, more = CASES[task]

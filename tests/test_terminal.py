@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from processes import started
 from project import SMALL, Project
 from rich.console import Console
-from test_tutorial import CUDA_PYTHON
+from test_simulate import needs_cuda_build
 
 from pipeline.base.progress import listening, progress
 from pipeline.jobs.printing import wrapped
@@ -100,7 +100,7 @@ def test_what_is_not_given_follows_from_what_is_and_the_answer_is_last(project: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
+@needs_cuda_build
 def test_finetune_says_what_fits_a_card_and_trains_nothing(project: Project) -> None:
     few = {"model": "gpt2-nano", "gpu": "t4", "effective_batch_size": "1", "sequence_length": "64", "longest": "true"}
     done = project.here("finetune", few)

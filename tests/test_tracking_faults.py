@@ -2,18 +2,17 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from processes import free_port, started, wait_for
-from project import SMALL, Project, as_words
+from processes import started, wait_for
+from project import SMALL, Project, as_words, new_store
+from servers import MlflowServer
 from test_faults import MANY, unsent
 from test_sync import history
 
@@ -97,54 +96,31 @@ def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(arti
         assert [(stored / name).read_bytes() for name in names] == [(folder / name).read_bytes() for name in names]
 
 
-class Server:
-    """A tracking server that can be stopped and started again."""
-
-    def __init__(self, project: Project) -> None:
-        self.project, self.port = project, free_port()
-        self.address = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        words = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        store = ["--backend-store-uri", f"sqlite:///{self.project.folder}/server.db"]
-        self._process = self.project.popen(*words, *store, start_new_session=True, **quiet)
-        wait_for(self._answers, "the tracking server")
-
-    def stop(self) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    def _answers(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.address}/health", timeout=1) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Give a running tracking server, and the project that reports to it."""
-    server = Server(Project.copy(tmp_path_factory.mktemp("project")))
-    shutil.copy(server.project.folder / "mlflow.db", server.project.folder / "server.db")
-    server.project.environment |= {
-        "MLFLOW_TRACKING_URI": server.address,
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    (server.project.folder / "patient.py").write_text(PATIENT)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """Give a running tracking server."""
+    folder = tmp_path_factory.mktemp("server")
+    server = MlflowServer(folder, new_store(folder))
     server.start()
     yield server
     server.stop()
 
 
-def losses(server: Server) -> list[int]:
+@pytest.fixture(scope="module")
+def project(server: MlflowServer, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """Give a project that reports to the server."""
+    project = Project.copy(tmp_path_factory.mktemp("project"))
+    project.environment |= {
+        "MLFLOW_TRACKING_URI": server.address,
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    (project.folder / "patient.py").write_text(PATIENT)
+    return project
+
+
+def losses(server: MlflowServer, project: Project) -> list[int]:
     """Return the steps whose loss the newest child run has in the tracking server, in order."""
-    project = server.project
     client = MlflowClient(server.address)
     children = project.children_of(project.parent_of("main", server.address), server.address)
     return [step for run in children.values() for step, _ in history(client, run).get("step/loss", [])]
@@ -157,8 +133,7 @@ def measured_steps(project: Project) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> None:
-    project = server.project
+def test_a_server_that_restarts_during_a_run_misses_nothing(server: MlflowServer, project: Project) -> None:
     settings = {**SMALL, "model": "patient:build", "num_steps": MANY}
     with started(project, "python", "-m", "fitproof", "main", *as_words(settings)) as training:
         wait_for(
@@ -170,21 +145,20 @@ def test_a_server_that_restarts_during_a_run_misses_nothing(server: Server) -> N
         assert training.stderr is not None
         assert "MLflow did not accept" in training.stderr.readline()
         server.start()
-        before = len(losses(server))
-        wait_for(lambda: len(losses(server)) > before, "steps after the restart", pause=0.5)
+        before = len(losses(server, project))
+        wait_for(lambda: len(losses(server, project)) > before, "steps after the restart", pause=0.5)
         os.killpg(training.pid, signal.SIGINT)
         _, err = training.communicate(timeout=120)
     assert "all results have reached MLflow now" in err
     parent = project.parent_of("main", server.address)
     [child] = project.children_of(parent, server.address).values()
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("KILLED", "KILLED", "interrupted")
-    assert losses(server) == measured_steps(project)
+    assert losses(server, project) == measured_steps(project)
     assert not unsent(project)
 
 
 @pytest.mark.slow
-def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Server) -> None:
-    project = server.project
+def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: MlflowServer, project: Project) -> None:
     num_before = len(project.runs(server.address))
     settings = {**SMALL, "model": "patient:build", "num_steps": str(NUM_STEPS)}
     words = ["python", "-m", "fitproof", "main", *as_words(settings)]
@@ -209,9 +183,9 @@ def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Serve
     parent = project.parent_of("main", server.address)
     [child] = project.children_of(parent, server.address).values()
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FINISHED", "FINISHED", "ok")
-    assert losses(server) == list(range(NUM_STEPS))
+    assert losses(server, project) == list(range(NUM_STEPS))
 
     for file, content in kept.items():
         file.write_bytes(content)
     assert project.here("sync", {}).returncode == 0
-    assert losses(server) == list(range(NUM_STEPS)) and len(project.runs(server.address)) == num_before + 2
+    assert losses(server, project) == list(range(NUM_STEPS)) and len(project.runs(server.address)) == num_before + 2

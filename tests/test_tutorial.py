@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from project import Project
+from test_simulate import needs_cuda_build
 
-CUDA_PYTHON = ROOT / ".venv-cuda" / "bin" / "python"
 FEW = ["--num_trials", "2", "--verify_steps", "0"]
 """What makes the tutorial's search short."""
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CUDA_PYTHON.exists(), reason="needs .venv-cuda, which `make test-cuda` makes")
+@needs_cuda_build
 def test_each_command_of_the_tutorial_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text()
     commands = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]

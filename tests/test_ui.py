@@ -5,7 +5,6 @@ FITPROOF_SCREENSHOTS=docs/images keeps what was seen; README shows it.
 
 import os
 import re
-import shutil
 import sqlite3
 import subprocess
 import threading
@@ -15,25 +14,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from conftest import pairs
+from conftest import CHROMIUM, pairs
 from finished import Done
 from mlflow import MlflowClient
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 from processes import free_port, started
 from project import Project
 
 from pipeline.tracking.ui import last_used
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
 SECONDS = 60
 SECONDS_TO_DRAW = 5
@@ -76,12 +65,6 @@ def view(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def address(view: str) -> str:
     """Give the address of the list of runs, as MLflow itself shows it."""
     return re.sub(r"experiments/\d+/runs.*", "experiments/0/runs", view)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT, tiny
+from conftest import ROOT, Received, tiny
 
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
@@ -22,7 +22,6 @@ from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
 from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.fork_server import loading, server_pid, start_server, stop_server
-from pipeline.runtime.observer import Observer
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.run import execute
 from pipeline.runtime.worker_pool import WorkerError, run_all, run_in_worker, worker_pool
@@ -58,20 +57,13 @@ def test_a_worker_freezes_preloaded_objects_and_ignores_ctrl_c() -> None:
     assert is_enabled and num_frozen > 100_000 and ignores_interrupt
 
 
-def test_importing_the_package_leaves_the_garbage_collector_enabled() -> None:
-    code = "import gc, pipeline.prediction.predict, pipeline.jobs.search; assert gc.isenabled()"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
 def test_a_stopped_fork_server_is_started_again() -> None:
     for _ in range(2):
         stop_server()
         assert server_pid() is None
-        with worker_pool(1) as pool:
-            assert dict(run_all(pool, square, [3]))[0][0] == 9
-        assert server_pid() is not None
-    stop_server()
-    stop_server()
+    squared, number = run_in_worker(square, 3)
+    assert squared == 9 and number != os.getpid()
+    assert server_pid() is not None
 
 
 def test_a_module_is_imported_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,12 +118,6 @@ def test_an_error_arrives_with_its_type_message_and_traceback(
     assert where in str(caught.value.__cause__) and not multiprocessing.active_children()
 
 
-def test_a_worker_starts_the_fork_server_if_none_is_running() -> None:
-    stop_server()
-    squared, number = run_in_worker(square, 3)
-    assert squared == 9 and number != os.getpid()
-
-
 def test_the_unexpected_end_of_a_worker_is_reported() -> None:
     with pytest.raises(WorkerError, match="a worker process ended before"), worker_pool(2) as pool:
         list(run_all(pool, square, [2, 0]))
@@ -147,36 +133,13 @@ def test_the_unexpected_end_of_an_idle_worker_is_reported() -> None:
         list(run_all(pool, square, [3]))
 
 
-def sleep(seconds: float) -> None:
-    time.sleep(seconds)
-
-
 def test_leaving_early_ends_the_workers_and_cancels_the_queue() -> None:
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt), worker_pool(2) as pool:
-        for number, _ in run_all(pool, sleep, [0.0, *[60.0] * 50]):
+        for number, _ in run_all(pool, time.sleep, [0.0, *[60.0] * 50]):
             assert number == 0
             raise KeyboardInterrupt
     assert time.monotonic() - start < 30 and not multiprocessing.active_children()
-
-
-def test_workers_end_when_their_parent_is_killed() -> None:
-    code = """
-import sys
-sys.path.insert(0, "tests")
-from test_worker_pool import sleep
-from pipeline.runtime.observer import Observer
-from pipeline.runtime.worker_pool import run_all, worker_pool
-with worker_pool(2) as pool:
-    for number, _ in run_all(pool, sleep, [0.0, *[0.1] * 10_000]):
-        print(number, flush=True)
-"""
-    with started(code) as process:
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 3  # two workers and the fork server
-        process.kill()
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive
 
 
 def test_at_least_one_core_is_available() -> None:
@@ -210,25 +173,15 @@ def emit_variable(_: Experiment, __: Prepared, emit: Callable[[Any], None]) -> N
     emit(variable("SET_LATER"))
 
 
-class Reading(Observer):
-    """Keeps what a run's process sends."""
-
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-
-    def message(self, message: Any) -> None:
-        self.messages.append(message)
-
-
 def test_a_training_has_the_environment_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start_server()
-    reading, experiment, log = Reading(), tiny(corpus="quick_fox"), tmp_path / "log.txt"
+    received, experiment, log = Received(), tiny(corpus="quick_fox"), tmp_path / "log.txt"
     monkeypatch.setenv("SET_LATER", "1")
-    execute(experiment, log, [reading], work=emit_variable)
-    execute(experiment, log, [reading], work=emit_variable, placement=Placement({"SET_LATER": "2"}))
+    execute(experiment, log, [received], work=emit_variable)
+    execute(experiment, log, [received], work=emit_variable, placement=Placement({"SET_LATER": "2"}))
     monkeypatch.delenv("SET_LATER")
-    execute(experiment, log, [reading], work=emit_variable)
-    assert reading.messages == ["1", "2", None]
+    execute(experiment, log, [received], work=emit_variable)
+    assert received.messages == ["1", "2", None]
 
 
 def test_workers_refuse_the_same_experiments_as_one_process() -> None:
@@ -257,16 +210,13 @@ for number, _ in predict_all([tiny(micro_batch_size=size) for size in range(9, 4
     assert process.returncode == -signal.SIGINT and not alive
 
 
-def nap(data: bytes) -> None:
-    time.sleep(3600)
-
-
-def test_an_end_does_not_wait_for_a_task_that_is_still_being_sent() -> None:
+def test_an_end_does_not_wait_for_a_task_that_is_still_being_sent(tmp_path: Path) -> None:
     """Python before 3.11.5 would: https://github.com/python/cpython/issues/94777."""
-    code = """
+    (tmp_path / "napping.py").write_text("import time\n\ndef nap(data):\n    time.sleep(3600)\n")
+    code = f"""
 import sys, time
-sys.path.insert(0, "tests")
-from test_worker_pool import nap
+sys.path.insert(0, {str(tmp_path)!r})
+from napping import nap
 from pipeline.runtime.worker_pool import worker_pool
 with worker_pool(2) as pool:
     sent = [pool.submit(nap, bytes(5_000_000)) for _ in range(12)]
@@ -281,36 +231,35 @@ with worker_pool(2) as pool:
         assert process.returncode == -signal.SIGINT
 
 
-class Writing(Observer):
-    """Writes what a run's process sends."""
-
-    def message(self, message: Any) -> None:
-        sys.stdout.write(f"{message}\n")
-        sys.stdout.flush()
-
-
 def hang(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
     emit("it has begun")
     time.sleep(3600)
 
 
-def test_a_training_that_hangs_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """It would keep its GPU, and nothing that it sends to a process that was killed would fail."""
+def test_workers_and_a_training_that_hangs_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """The training would keep its GPU, and nothing that it sends to a process that was killed would fail."""
     code = f"""
-import sys
+import sys, time
 sys.path.insert(0, "tests")
 from pathlib import Path
-from conftest import tiny
-from test_worker_pool import Writing, hang
+from conftest import Received, tiny
+from test_worker_pool import hang
 from pipeline.runtime.run import execute
-execute(tiny(corpus="quick_fox"), Path({str(tmp_path / "log.txt")!r}), [Writing()], work=hang)
+from pipeline.runtime.worker_pool import run_all, worker_pool
+class Writing(Received):
+    def message(self, message):
+        print(message, flush=True)
+with worker_pool(2) as pool:
+    tasks = run_all(pool, time.sleep, [0.0, *[0.1] * 10_000])
+    next(tasks)
+    execute(tiny(corpus="quick_fox"), Path({str(tmp_path / "log.txt")!r}), [Writing()], work=hang)
 """
     with started(code) as process:
         family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 4  # two workers, the training and the fork server
         process.kill()
-        process.communicate(timeout=60)
     _, alive = psutil.wait_procs(family, timeout=30)
-    assert len(family) >= 2 and not alive  # the fork server and the training
+    assert not alive
 
 
 @contextmanager

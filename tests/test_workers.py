@@ -17,6 +17,7 @@ import torch
 from conftest import ROOT
 from mlflow import MlflowClient
 from optuna.trial import TrialState, create_trial
+from project import new_store
 from test_search import SPACE, result_of
 
 from pipeline.base.errors import InvalidInputError
@@ -219,7 +220,7 @@ def test_workers_have_gpus_of_one_model(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_lost_trial_ends_its_own_run_and_none_of_a_study_with_the_same_name(tmp_path: Path) -> None:
     """Automatic names are equal where settings are, and the tracking server may be shared."""
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    client = MlflowClient(new_store(tmp_path))
     experiment = client.create_experiment("test")
     keys = [
         StoredStudy(f"sqlite:///{tmp_path}/{storage}.db", "the user's", ("maximize",), {}).key
