@@ -1,5 +1,6 @@
 """`fitproof worker`: measures trials of a search that runs in another process, until it is done."""
 
+import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,11 @@ from pipeline.searching.setup import make_sampler, problem_of
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import Trial
 from pipeline.searching.workers import local_workers, run_trials_with
+
+SAME_MACHINE = (
+    "The search was started on this machine too: on one device both slow each other's trials and share its memory. "
+    "Give each GPUs of its own with CUDA_VISIBLE_DEVICES."
+)
 
 
 class WorkerSettings(Settings):
@@ -64,6 +70,8 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     workers = local_workers(problem, settings.workers)
     sampler = make_sampler(problem)
     say_notes(console, not_predicted_notes(sampler.candidates) if sampler else ())
+    if session.host == socket.gethostname():
+        say_notes(console, (SAME_MACHINE,))
     study = StoredStudy(
         settings.storage, settings.study, problem.directions, problem.identity, problem.settings.worker_timeout
     )
