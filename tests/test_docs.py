@@ -142,7 +142,11 @@ def tiny(entry: str, given: dict[str, str]) -> dict[str, str]:
         return given
     few = {"space": '{"micro_batch_size": [1, 2]}'} if entry in ("plan", "search") else {}
     short = {"budget": "64MiB", "num_trials": "2", "verify_steps": "0"} if entry == "search" else {}
-    return {**SMALL, **few, **short, **given}
+    made = {**SMALL, **few, **short, **given}
+    if "num_epochs" in given:  # of which the number of steps follows
+        del made["num_steps"]
+        made["num_epochs"] = "0.02"
+    return made
 
 
 @pytest.mark.parametrize(
