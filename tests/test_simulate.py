@@ -19,7 +19,7 @@ from fitproof import InvalidInputError
 from fitproof import simulate as simulate_here
 from pipeline.cli import main
 from pipeline.memory.breakdown import at_peak
-from pipeline.prediction.commands.simulation import NEEDS_KNOWN_WORKSPACES
+from pipeline.prediction.commands.simulation import LATE_OPTIMIZER, NEEDS_KNOWN_WORKSPACES
 from pipeline.prediction.commands.snapshot import history_of
 from pipeline.report.findings import read_findings
 from pipeline.report.simulation import answer
@@ -139,6 +139,37 @@ def test_a_script_that_fails_gets_no_verdict(project: Project) -> None:
     done = simulate(project, "train.py", "many")
     assert done.returncode == 1
     assert "ValueError" in done.stderr and "No verdict" in done.stdout
+
+
+GAN = """
+import sys, torch
+from torch import nn
+made = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)]).cuda()
+critic = nn.Linear(2048, 1).cuda()
+of_made, of_critic = torch.optim.AdamW(made.parameters()), torch.optim.AdamW(critic.parameters())
+for step in range(1, 13):
+    critic(torch.ones(8, 2048, device="cuda")).mean().backward()
+    of_critic.step()
+    of_critic.zero_grad()
+    if step % int(sys.argv[1]) == 0:
+        critic(made(torch.ones(8, 2048, device="cuda"))).mean().backward()
+        of_made.step()
+        of_made.zero_grad()
+"""
+
+
+@needs_cuda_build
+def test_an_optimizer_that_steps_later_than_another_is_waited_for(train_py: Path) -> None:
+    train_py.write_text(GAN)
+
+    def run(every: int, steps: str) -> Any:
+        return simulate_here(command=[str(CUDA_PYTHON), "train.py", f"{every}"], gpu="t4", steps=steps, smallest=False)
+
+    ended, whole, never = run(4, "3"), run(4, "all"), run(100, "1")
+    assert (ended.verdict, ended.largest.num_steps) == ("fits", 9)  # two of the generator, and the critic's next
+    assert ended.largest.peak_allocated_bytes == whole.largest.peak_allocated_bytes
+    assert (never.verdict, never.exit_code, never.largest.num_steps) == ("no verdict", 0, 10)
+    assert LATE_OPTIMIZER in never.notes and "one of its optimizers took too few steps" in never.answer
 
 
 FAILURES = {

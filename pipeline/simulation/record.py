@@ -79,6 +79,8 @@ class Record:
     """Folders of code that is not the user's."""
     snapshot: Path
     """The file of torch's memory snapshot."""
+    has_late_optimizer: bool = False
+    """Whether one of its optimizers had taken too few steps when it was ended by its number of steps."""
     num_communicators: int = 0
     """Process groups that NCCL would serve, of a command that runs as one rank of many."""
 

@@ -75,6 +75,21 @@ class SimulatedRun:
     folder: Path
     """Where they recorded it."""
 
+    @property
+    def shortfall(self) -> str | None:
+        """What the command was ended before, though nothing failed; None if its memory is known."""
+        cut = [len(record.steps) for record in self.records if "limit" in record.ended_by]
+        if min(cut, default=watch.FEWEST_STEPS) < watch.FEWEST_STEPS:
+            return f"the time limit ended it after {min(cut)} optimizer steps"
+        if any(record.has_late_optimizer for record in self.records):
+            return f"one of its optimizers took fewer than {watch.FEWEST_STEPS} steps"
+        return None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the command ran without an error, and long enough for its memory to be known."""
+        return self.exit_code == 0 and self.shortfall is None
+
 
 def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
     """Return the command as it runs on a CUDA build of torch.

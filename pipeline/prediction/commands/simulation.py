@@ -25,6 +25,7 @@ from pipeline.prediction.commands.smallest_memory import (
 from pipeline.prediction.commands.snapshot import history_of
 from pipeline.simulation.cards import UNLIMITED_MIB, cards_with
 from pipeline.simulation.communicators import communicators_bytes, note_on_communicators
+from pipeline.simulation.process.watch import FEWEST_STEPS, PATIENCE
 from pipeline.simulation.record import Record
 from pipeline.simulation.report import UnknownRead, has_steering_read
 from pipeline.simulation.run import Simulate, SimulatedRun, note_on_kernels, run_command, with_room
@@ -42,10 +43,11 @@ OF_GROUPS = (
     "1.7 to 9.9 % more memory than was simulated, for reasons that are not known; of others within 0.3 %."
 )
 """The rows of benchmarks/published/torchtitan.csv."""
-FEWEST_STEPS = 2
-"""Optimizer steps after which the peak is known: the first has no optimizer state yet."""
-
 NEEDS_KNOWN_WORKSPACES = "It fits with the workspaces that cuDNN mostly takes, not with the largest that it may take."
+LATE_OPTIMIZER = (
+    f"One of its optimizers took fewer than {FEWEST_STEPS} steps while another one took {PATIENCE} times as many as "
+    "--steps says, and was not waited for any longer: what it needs is not known. Simulate it with --steps all."
+)
 
 
 class Verdict(StrEnum):
@@ -202,7 +204,7 @@ def simulate(
         largest = run_hidden(replace(without_hook, has_largest_workspaces=True), folder / "with_workspaces")
         if out_of_memory(largest) is not None:
             verdict, notes = Verdict.NONE, (NEEDS_KNOWN_WORKSPACES, *notes)
-        elif largest.exit_code == 0:
+        elif largest.is_complete:
             most, without = (max(device_bytes(one, record) for record in one.records) for one in (largest, run))
             bytes_with_workspaces = most if most > without else None
     if verdict is Verdict.DOES_NOT_FIT:
@@ -211,7 +213,7 @@ def simulate(
         notes += _note_on_failure(roomy, folder / "with_room.log")
         failed = None if failed is None else replace(failed, held=held_then(run, roomy))
     smallest = SmallestMemory()
-    if roomy.records and roomy.exit_code == 0 and verdict is not Verdict.NONE and finds_smallest:
+    if roomy.records and roomy.is_complete and verdict is not Verdict.NONE and finds_smallest:
         say("looking for the smallest memory")
         smallest = smallest_memory(without_hook, roomy, folder / "smallest")
     for number, record in enumerate(roomy.records):
@@ -288,8 +290,7 @@ def _verdict(run: SimulatedRun) -> Verdict:
         return Verdict.NONE
     if out_of_memory(run) is not None:
         return Verdict.DOES_NOT_FIT
-    is_long_enough = all(len(record.steps) >= FEWEST_STEPS for record in run.records if "limit" in record.ended_by)
-    return Verdict.FITS if run.exit_code == 0 and is_long_enough else Verdict.NONE
+    return Verdict.FITS if run.is_complete else Verdict.NONE
 
 
 def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
@@ -339,7 +340,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _note_on_failure(run: SimulatedRun, log: Path) -> tuple[str, ...]:
-    """Return how the run on a card with room ended, if that failed too."""
+    """Return how the run on a card with room ended, if that failed too or was ended too early."""
+    if run.exit_code == 0 and run.shortfall is not None:
+        return (f"On a card with room {run.shortfall}: what it needs is not known.",)
     if run.exit_code == 0 or not log.exists():
         return ()
     last = log.read_text(errors="replace").rstrip().rpartition("\n")[2]
@@ -393,6 +396,8 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append(f"No optimizer of torch.optim took a step ({seen}): the answer is of what ran.")
     elif any(len(record.steps) < FEWEST_STEPS for record in run.records if record.steps):
         found.append("Only one optimizer step was taken: a first forward pass has no optimizer state beside it yet.")
+    if any(record.has_late_optimizer for record in run.records):
+        found.append(LATE_OPTIMIZER)
     caught = [record for record in run.records if record.out_of_memory]
     if caught and run.exit_code == 0:
         line = line_of(caught[0], caught[0].out_of_memory[0])

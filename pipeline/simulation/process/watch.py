@@ -37,7 +37,11 @@ OWN_FOLDER = str(Path(__file__).parent.parent)
 NUM_EVENTS = 2_000_000
 """Events of the allocator that are kept, the latest ones."""
 MARKED_STEPS = 8
-"""Optimizer steps after which the addresses of parameters, gradients and states are no longer noted."""
+"""Steps of an optimizer after which the addresses of its parameters, gradients and states are no longer noted."""
+FEWEST_STEPS = 2
+"""Steps of an optimizer after which the peak is known: the first has no optimizer state yet."""
+PATIENCE = 10
+"""How many times the given number of steps an optimizer may take while another one has taken too few."""
 
 
 class Watch:
@@ -48,6 +52,7 @@ class Watch:
         self._writing = threading.Lock()
         self._is_written = False
         self._steps_of: dict[int, int] = {}
+        self._steps_of_parameter: dict[int, int] = {}
         self._open: list[tuple[str, int, list[list[Any]]]] = []
         self.phases: list[dict[str, Any]] = []
         self.marks: list[dict[str, Any]] = []
@@ -55,6 +60,7 @@ class Watch:
         self.steps: list[int] = []
         """Microseconds at which the optimizer steps ended."""
         self.out_of_memory: list[dict[str, Any]] = []
+        self.has_late_optimizer = False
         self.ended_by = "the end of the script"
         self.is_out_of_memory: bool | None = None
 
@@ -111,6 +117,7 @@ class Watch:
             "phases": self.phases,
             "marks": self.marks,
             "steps": self.steps,
+            "has_late_optimizer": self.has_late_optimizer,
             "out_of_memory": self.out_of_memory,
             "devices": [self._peaks[number] for number in sorted(self._peaks)],
             "workspace_bytes": _workspace_bytes(torch),
@@ -146,10 +153,10 @@ class Watch:
         self.out_of_memory.append(event)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._num_steps and self._steps_of.get(id(optimizer), 0) >= self._num_steps:
+        if self._is_written:
             return
-        if len(self.steps) < MARKED_STEPS:
-            parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        if self._steps_of.get(id(optimizer), 0) < MARKED_STEPS:
+            parameters = _parameters(optimizer)
             if not self.steps:
                 self._mark_modules()
             self._mark("parameters", parameters)
@@ -161,12 +168,25 @@ class Watch:
             return
         self._leave()
         done = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
-        if len(self.steps) < MARKED_STEPS:
+        if done <= MARKED_STEPS:
             self._mark("optimizer state", [it for state in optimizer.state.values() for it in _values(state)])
+        self._steps_of_parameter.update((id(it), done) for it in _parameters(optimizer))
         if done > len(self.steps):  # several optimizers may take a step each
             self.steps.append(_now())
-        if self._num_steps and done >= self._num_steps:
-            self._end_of_steps()
+            if self._num_steps and done >= self._num_steps:
+                self.has_late_optimizer = self._is_one_late(min(FEWEST_STEPS, self._num_steps))
+                if not self.has_late_optimizer or done >= PATIENCE * self._num_steps:
+                    self._end_of_steps()
+
+    def _is_one_late(self, fewest_steps: int) -> bool:
+        """Whether an optimizer has taken fewer steps, as that of a generator whose critic takes five for each.
+
+        Steps are those of its parameters: an optimizer that wraps another one takes none itself.
+        """
+        kind = self._torch.optim.Optimizer
+        optimizers = [it for it in gc.get_objects() if issubclass(type(it), kind)]
+        on_cards = ([tensor for tensor in _parameters(it) if tensor.is_cuda] for it in optimizers)
+        return any(max(self._steps_of_parameter.get(id(it), 0) for it in own) < fewest_steps for own in on_cards if own)
 
     def _end_of_steps(self) -> None:
         """End the process; a hook that looks at the next step ends it itself, and the record is without that step."""
@@ -249,6 +269,11 @@ def _stack() -> list[list[Any]]:
             found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name])
         frame = frame.f_back
     return found
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    """Return the parameters of an optimizer, which has no groups of them before it is made."""
+    return [tensor for group in getattr(optimizer, "param_groups", ()) for tensor in group["params"]]
 
 
 def _values(state: Any) -> list[Any]:
