@@ -172,6 +172,49 @@ def test_an_optimizer_that_steps_later_than_another_is_waited_for(train_py: Path
     assert LATE_OPTIMIZER in never.notes and "one of its optimizers took too few steps" in never.answer
 
 
+SHARED = """
+import multiprocessing, sys
+
+def work():
+    from torch import nn, ones, optim
+    net = nn.Linear(8192, 8192, bias=False).cuda()
+    optimizer = optim.AdamW(net.parameters(), foreach=False)
+    for _ in range(3):
+        net(ones(8, 8192, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+if __name__ == "__main__":
+    processes = [multiprocessing.Process(target=work) for _ in range(2)]
+    for process in processes:
+        process.start()
+        if sys.argv[1] == "one after another":
+            process.join()
+    for process in processes:
+        process.join()
+"""
+
+
+@needs_cuda_build
+def test_processes_on_one_card_are_added_if_they_run_at_the_same_time(train_py: Path) -> None:
+    train_py.write_text(SHARED)
+
+    def run(how: str, budget: str, smallest: bool = True) -> Any:
+        command = [str(CUDA_PYTHON), "train.py", how]
+        return simulate_here(command=command, gpu="t4", budget=budget, smallest=smallest)
+
+    alone = run("one after another", "2GiB", smallest=False)
+    assert (alone.verdict, len(alone.processes), alone.shared_bytes) == ("fits", 2, None)
+    together = 2 * alone.largest.device_bytes
+    tight, roomy = run("together", "2GiB"), run("together", "10GiB")
+    assert (tight.verdict, tight.exit_code, tight.shared_bytes) == ("no verdict", 0, together)
+    assert f"2 processes used card 0 at the same time: together at most {together / 2**20:,.1f} MiB" in tight.notes[0]
+    assert "its processes may need more of a card together than it has" in tight.answer
+    left = (roomy.memory_bytes - together) / 2**20
+    assert roomy.verdict == "fits" and f"with {left:,.1f} of" in roomy.answer
+    assert tight.smallest_bytes is None and roomy.smallest_bytes is None
+
+
 FAILURES = {
     "no such GPU": (
         'import torch\ntorch.ones(1, device="cuda:3")',
@@ -295,6 +338,8 @@ def record(folder: Path, trace: list[dict[str, Any]], **changes: Any) -> Record:
         "pid": 1,
         "command": ["python", "train.py"],
         "rank": 0,
+        "begin_us": 0,
+        "end_us": 0,
         "ended_by": "the end of the script",
         "is_out_of_memory": None,
         "phases": [],

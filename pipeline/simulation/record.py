@@ -58,6 +58,10 @@ class Record:
     pid: int
     command: tuple[str, ...]
     rank: int
+    begin_us: int
+    """When the process was started."""
+    end_us: int
+    """When it wrote this."""
     ended_by: str
     is_out_of_memory: bool | None
     """Whether the error that ended it is torch's of a full card; None without an error."""

@@ -15,6 +15,7 @@ from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.failed_allocation import OutOfMemory, held_then, line_of, out_of_memory
+from pipeline.prediction.commands.shared_card import shared_card
 from pipeline.prediction.commands.smallest_memory import (
     SmallestMemory,
     card_of,
@@ -124,6 +125,8 @@ class Simulation:
     bytes_with_workspaces: int | None
     """What that one uses of the card if cuDNN takes the largest workspaces that it may; None if cuDNN takes none, or if
     the command does not fit. Else `device_bytes` is without: the truth lies between the two."""
+    shared_bytes: int | None = None
+    """The most that processes at the same time use of one card together; None if each has cards of its own."""
     nccl_bytes: tuple[int, int] | None = None
     """What NCCL would take of the card besides, of one rank of many: the smallest and the largest that was measured."""
     smallest_bytes: int | None
@@ -182,6 +185,7 @@ def simulate(
     Where it fits and uses cuDNN, it runs once more with the largest workspaces that cuDNN may take: they are an upper
     limit, and there is no verdict if it runs out of memory with them. Where it does not fit, it runs once more on a
     card that has room, to tell what it would need. The smallest memory is that of smallest_memory().
+    Where processes share a card, there is no verdict if it has not what they use together, and no smallest memory.
     The memory snapshots of the run that the answer is of are left in `folder` as memory_snapshot_NUMBER.pickle.
     With WORK_HOOK it says too what an optimizer step computes.
 
@@ -212,8 +216,12 @@ def simulate(
         roomy = run_hidden(with_room(wanted), folder / "with_room")
         notes += _note_on_failure(roomy, folder / "with_room.log")
         failed = None if failed is None else replace(failed, held=held_then(run, roomy))
-    smallest = SmallestMemory()
-    if roomy.records and roomy.is_complete and verdict is not Verdict.NONE and finds_smallest:
+    if (shared := shared_card(roomy)) is not None:
+        notes = (shared.note, *notes)
+        if verdict is Verdict.FITS and shared.num_bytes > _memory_bytes(wanted):
+            verdict = Verdict.NONE
+    smallest, has_verdict = SmallestMemory(), verdict is not Verdict.NONE
+    if roomy.records and roomy.is_complete and has_verdict and shared is None and finds_smallest:
         say("looking for the smallest memory")
         smallest = smallest_memory(without_hook, roomy, folder / "smallest")
     for number, record in enumerate(roomy.records):
@@ -235,6 +243,7 @@ def simulate(
         out_of_memory=failed,
         processes=tuple(sorted(processes, key=lambda one: -one.device_bytes)),
         bytes_with_workspaces=bytes_with_workspaces,
+        shared_bytes=None if shared is None else shared.num_bytes,
         nccl_bytes=communicators_bytes(count) if (count := _num_communicators(run)) else None,
         smallest_bytes=smallest.num_bytes,
         smallest_expandable_bytes=smallest.num_bytes_expandable,

@@ -112,6 +112,8 @@ class Watch:
             "pid": os.getpid(),
             "command": [sys.executable, *getattr(sys, "orig_argv", ["", *sys.argv])[1:]],
             "rank": int(os.environ.get("RANK", "0")),
+            "begin_us": _begin(),
+            "end_us": _now(),
             "ended_by": self.ended_by,
             "is_out_of_memory": self.is_out_of_memory,
             "phases": self.phases,
@@ -258,6 +260,13 @@ def _write(path: Path, content: bytes) -> None:
 
 def _now() -> int:
     return time.time_ns() // 1000
+
+
+def _begin() -> int:
+    """Return when this process was started, which is before its slow imports."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return _now() - int(age_seconds * 1e6)
 
 
 def _stack() -> list[list[Any]]:
