@@ -172,6 +172,16 @@ def test_an_optimizer_that_steps_later_than_another_is_waited_for(train_py: Path
     assert LATE_OPTIMIZER in never.notes and "one of its optimizers took too few steps" in never.answer
 
 
+@needs_cuda_build
+def test_what_the_time_limit_cut_short_is_not_known_of_a_card_with_room_either(train_py: Path) -> None:
+    script = SCRIPT.replace("optimizer.zero_grad()", "optimizer.zero_grad()\n    time.sleep(600)")
+    train_py.write_text(f"import time{script}")
+    command = [str(CUDA_PYTHON), "train.py", "64"]
+    found = simulate_here(command=command, gpu="t4", budget="60MiB", time_limit=10)
+    assert (found.verdict, found.largest.num_steps, found.smallest_bytes) == ("does not fit", 1, None)
+    assert "On a card with room the time limit ended it after 1 optimizer steps: what it needs" in " ".join(found.notes)
+
+
 SHARED = """
 import multiprocessing, sys
 
