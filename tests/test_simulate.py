@@ -292,6 +292,15 @@ def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
         assert "must train on a GPU with torch" in done.stderr
 
 
+@needs_cuda_build
+def test_a_script_that_ends_at_once_leaves_its_record_and_one_that_leaves_none_is_told_why(train_py: Path) -> None:
+    train_py.write_text(f"{SCRIPT}    if step == 1:\n        import os\n        os._exit(0)\n")
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py", "64"], gpu="t4", smallest=False)
+    assert (found.verdict, found.largest.num_steps) == ("fits", 2)
+    with pytest.raises(InvalidInputError, match="used a GPU and left no record.*without -I and -E"):
+        simulate_here(command=[str(CUDA_PYTHON), "-I", "train.py", "64"], gpu="t4")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

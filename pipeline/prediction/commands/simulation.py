@@ -262,6 +262,12 @@ def _run(
     log = folder.with_suffix(".log") if is_hidden else None
     run = run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
     if not run.records and run.exit_code == 0:
+        used = [process.pid for process in run.processes if process.peak_device_bytes]
+        if not all((folder / f"{pid}.json").exists() for pid in used):
+            raise InvalidInputError(
+                f"the command must record its memory, and {' '.join(wanted.command)} used a GPU and left no record: a "
+                "signal ended it, or its Python ignores the environment; let it end by itself, without -I and -E"
+            )
         raise InvalidInputError(
             f"the command must train on a GPU with torch, and {' '.join(wanted.command)} ended without using one; "
             "set its device to cuda, or name the script that trains"

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 FOLDER = "SIMULATED_CARD_REPORT"
 """Variable that names the folder of what processes did."""
@@ -49,7 +49,8 @@ class Watch:
 
     def __init__(self, torch: Any, folder: Path, num_steps: int) -> None:
         self._torch, self._folder, self._num_steps = torch, folder, num_steps
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
+        self._exit = os._exit
         self._is_written = False
         self._steps_of: dict[int, int] = {}
         self._steps_of_parameter: dict[int, int] = {}
@@ -78,17 +79,25 @@ class Watch:
         for module in (torch.cuda, torch.cuda.memory):
             module.reset_peak_memory_stats = self._keeping_peaks(torch.cuda.memory.reset_peak_memory_stats)
         sys.excepthook = functools.partial(self._remember, sys.excepthook)
+        os._exit = self.exit  # which skips what follows
         atexit.register(self.write)
         multiprocessing.util.Finalize(None, self.write, exitpriority=-1)  # a process of multiprocessing skips atexit
 
     def end(self, ended_by: str) -> None:
         """Write the record and end this process, without the handlers that its libraries have for its exit."""
         self.ended_by = ended_by
-        self.write()
         with contextlib.suppress(Exception):
+            self.write()
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(0)
+        self._exit(0)
+
+    def exit(self, status: int) -> NoReturn:
+        """Write the record and end this process at once; this takes the place of os._exit."""
+        try:
+            self.write()
+        finally:
+            self._exit(status)
 
     def write(self) -> None:
         """Write the record, once, if this process has used CUDA."""
