@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import ROOT
 from project import Project
@@ -180,6 +181,28 @@ def test_what_the_time_limit_cut_short_is_not_known_of_a_card_with_room_either(t
     found = simulate_here(command=command, gpu="t4", budget="60MiB", time_limit=10)
     assert (found.verdict, found.largest.num_steps, found.smallest_bytes) == ("does not fit", 1, None)
     assert "On a card with room the time limit ended it after 1 optimizer steps: what it needs" in " ".join(found.notes)
+
+
+LAUNCHER = """
+import subprocess, sys
+started = subprocess.Popen([sys.executable, "train.py", "64"])
+import torch
+sys.exit(started.wait())
+"""
+
+
+@needs_cuda_build
+def test_a_launcher_waits_at_the_time_limit_for_the_records_and_what_is_left_is_ended(train_py: Path) -> None:
+    leaves = 'import pathlib, subprocess, time\nleft = subprocess.Popen(["sleep", "600"])\n'
+    ends = 'optimizer.zero_grad()\n    if step == 2:\n        pathlib.Path("left").write_text(str(left.pid))\n'
+    script = SCRIPT.replace("optimizer.zero_grad()", f"{ends}        time.sleep(600)")
+    train_py.write_text(leaves + script)
+    train_py.with_name("launcher.py").write_text(LAUNCHER)
+    command = [str(CUDA_PYTHON), "launcher.py"]
+    found = simulate_here(command=command, gpu="t4", steps="all", time_limit=20, smallest=False)
+    assert (found.verdict, found.largest.num_steps, found.largest.ended_by) == ("fits", 3, "the time limit")
+    left = int(Path("left").read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
 
 
 SHARED = """

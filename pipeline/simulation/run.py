@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
-from pipeline.base.processes import kill_family, unreadable
+from pipeline.base.processes import kill_family, kill_those_with, unreadable
 from pipeline.base.units import MIB
 from pipeline.simulation.cards import UNLIMITED_MIB, Card
 from pipeline.simulation.environment import environment, python_of
@@ -155,6 +155,7 @@ def run_command(
         exit_code = _wait(_start(wanted, folder, log, end), is_over, wanted.meanwhile)
     finally:
         peers.end()
+        kill_those_with(watch.FOLDER, str(folder.absolute()))  # what it has started and not ended
     return SimulatedRun(
         exit_code=exit_code,
         records=tuple(one for one in read_records(folder) if one.has_allocated or one.out_of_memory),

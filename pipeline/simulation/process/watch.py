@@ -32,6 +32,8 @@ TIME_LIMIT = "SIMULATED_CARD_TIME_LIMIT"
 """Variable with the time, in seconds since the epoch, at which a process ends."""
 NEXT_STEP = "_simulated_card_next_step"
 """Attribute of torch by which a hook looks at the step after these: a function of the one that ends the process."""
+SECONDS_FOR_OTHERS = 25.0
+"""How long after the time limit a launcher waits for its processes to write their records."""
 OWN_FOLDER = str(Path(__file__).parent.parent)
 """The code of the simulation, which is left out of stacks."""
 NUM_EVENTS = 2_000_000
@@ -91,6 +93,13 @@ class Watch:
             sys.stdout.flush()
             sys.stderr.flush()
         self._exit(0)
+
+    def end_in_time(self) -> None:
+        """End this process at its time limit: one without CUDA, as torchrun, after those that it has started."""
+        latest = time.time() + SECONDS_FOR_OTHERS
+        while not self._torch.cuda.is_initialized() and _has_children() and time.time() < latest:
+            time.sleep(0.1)
+        self.end("the time limit")
 
     def exit(self, status: int) -> NoReturn:
         """Write the record and end this process at once; this takes the place of os._exit."""
@@ -255,9 +264,17 @@ def watch(torch: Any) -> None:
     found.begin()
     if TIME_LIMIT in os.environ:
         left = max(0.0, float(os.environ[TIME_LIMIT]) - time.time())
-        timer = threading.Timer(left, found.end, ("the time limit",))
+        timer = threading.Timer(left, found.end_in_time)
         timer.daemon = True
         timer.start()
+
+
+def _has_children() -> bool:
+    """Whether processes that this one has started still run, or have ended and not been asked for how."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return True
+    return False
 
 
 def _write(path: Path, content: bytes) -> None:
