@@ -360,6 +360,13 @@ def test_wrong_input_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_an_allocator_without_a_history_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "backend:cudaMallocAsync")
+    with pytest.raises(InvalidInputError, match=f"{name} is backend:cudaMallocAsync; leave out backend:"):
+        simulate_here(command=["python", "train.py"], gpu="t4")
+
+
 def test_options_behind_the_dashes_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     from pipeline.cli import parse
 
