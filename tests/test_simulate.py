@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import ROOT
 from project import Project, new_store
@@ -19,7 +20,7 @@ from fitproof import InvalidInputError
 from fitproof import simulate as simulate_here
 from pipeline.cli import main
 from pipeline.memory.breakdown import at_peak
-from pipeline.prediction.commands.simulation import NEEDS_KNOWN_WORKSPACES
+from pipeline.prediction.commands.simulation import LATE_OPTIMIZER, NEEDS_KNOWN_WORKSPACES
 from pipeline.prediction.commands.snapshot import history_of
 from pipeline.report.findings import read_findings
 from pipeline.report.simulation import answer
@@ -142,6 +143,112 @@ def test_a_script_that_fails_gets_no_verdict(project: Project) -> None:
     assert "ValueError" in done.stderr and "No verdict" in done.stdout
 
 
+GAN = """
+import sys, torch
+from torch import nn
+made = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)]).cuda()
+critic = nn.Linear(2048, 1).cuda()
+of_made, of_critic = torch.optim.AdamW(made.parameters()), torch.optim.AdamW(critic.parameters())
+for step in range(1, 13):
+    critic(torch.ones(8, 2048, device="cuda")).mean().backward()
+    of_critic.step()
+    of_critic.zero_grad()
+    if step % int(sys.argv[1]) == 0:
+        critic(made(torch.ones(8, 2048, device="cuda"))).mean().backward()
+        of_made.step()
+        of_made.zero_grad()
+"""
+
+
+@needs_cuda_build
+def test_an_optimizer_that_steps_later_than_another_is_waited_for(train_py: Path) -> None:
+    train_py.write_text(GAN)
+
+    def run(every: int, steps: str) -> Any:
+        return simulate_here(command=[str(CUDA_PYTHON), "train.py", f"{every}"], gpu="t4", steps=steps, smallest=False)
+
+    ended, whole, never = run(4, "3"), run(4, "all"), run(100, "1")
+    assert (ended.verdict, ended.largest.num_steps) == ("fits", 9)  # two of the generator, and the critic's next
+    assert ended.largest.peak_allocated_bytes == whole.largest.peak_allocated_bytes
+    assert (never.verdict, never.exit_code, never.largest.num_steps) == ("no verdict", 0, 10)
+    assert LATE_OPTIMIZER in never.notes and "one of its optimizers took too few steps" in never.answer
+
+
+@needs_cuda_build
+def test_what_the_time_limit_cut_short_is_not_known_of_a_card_with_room_either(train_py: Path) -> None:
+    script = SCRIPT.replace("optimizer.zero_grad()", "optimizer.zero_grad()\n    time.sleep(600)")
+    train_py.write_text(f"import time{script}")
+    command = [str(CUDA_PYTHON), "train.py", "64"]
+    found = simulate_here(command=command, gpu="t4", budget="60MiB", time_limit=10)
+    assert (found.verdict, found.largest.num_steps, found.smallest_bytes) == ("does not fit", 1, None)
+    assert "On a card with room the time limit ended it after 1 optimizer steps: what it needs" in " ".join(found.notes)
+
+
+LAUNCHER = """
+import subprocess, sys
+started = subprocess.Popen([sys.executable, "train.py", "64"])
+import torch
+sys.exit(started.wait())
+"""
+
+
+@needs_cuda_build
+def test_a_launcher_waits_at_the_time_limit_for_the_records_and_what_is_left_is_ended(train_py: Path) -> None:
+    leaves = 'import pathlib, subprocess, time\nleft = subprocess.Popen(["sleep", "600"])\n'
+    ends = 'optimizer.zero_grad()\n    if step == 2:\n        pathlib.Path("left").write_text(str(left.pid))\n'
+    script = SCRIPT.replace("optimizer.zero_grad()", f"{ends}        time.sleep(600)")
+    train_py.write_text(leaves + script)
+    train_py.with_name("launcher.py").write_text(LAUNCHER)
+    command = [str(CUDA_PYTHON), "launcher.py"]
+    found = simulate_here(command=command, gpu="t4", steps="all", time_limit=20, smallest=False)
+    assert (found.verdict, found.largest.num_steps, found.largest.ended_by) == ("fits", 3, "the time limit")
+    left = int(Path("left").read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+SHARED = """
+import multiprocessing, sys
+
+def work():
+    from torch import nn, ones, optim
+    net = nn.Linear(8192, 8192, bias=False).cuda()
+    optimizer = optim.AdamW(net.parameters(), foreach=False)
+    for _ in range(3):
+        net(ones(8, 8192, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+if __name__ == "__main__":
+    processes = [multiprocessing.Process(target=work) for _ in range(2)]
+    for process in processes:
+        process.start()
+        if sys.argv[1] == "one after another":
+            process.join()
+    for process in processes:
+        process.join()
+"""
+
+
+@needs_cuda_build
+def test_processes_on_one_card_are_added_if_they_run_at_the_same_time(train_py: Path) -> None:
+    train_py.write_text(SHARED)
+
+    def run(how: str, budget: str, smallest: bool = True) -> Any:
+        command = [str(CUDA_PYTHON), "train.py", how]
+        return simulate_here(command=command, gpu="t4", budget=budget, smallest=smallest)
+
+    alone = run("one after another", "2GiB", smallest=False)
+    assert (alone.verdict, len(alone.processes), alone.shared_bytes) == ("fits", 2, None)
+    together = 2 * alone.largest.device_bytes
+    tight, roomy = run("together", "2GiB"), run("together", "10GiB")
+    assert (tight.verdict, tight.exit_code, tight.shared_bytes) == ("no verdict", 0, together)
+    assert f"2 processes used card 0 at the same time: together at most {together / 2**20:,.1f} MiB" in tight.notes[0]
+    assert "its processes may need more of a card together than it has" in tight.answer
+    left = (roomy.memory_bytes - together) / 2**20
+    assert roomy.verdict == "fits" and f"with {left:,.1f} of" in roomy.answer
+    assert tight.smallest_bytes is None and roomy.smallest_bytes is None
+
+
 FAILURES = {
     "no such GPU": (
         'import torch\ntorch.ones(1, device="cuda:3")',
@@ -209,6 +316,15 @@ def test_a_command_that_uses_no_card_is_refused(project: Project) -> None:
         assert "must train on a GPU with torch" in done.stderr
 
 
+@needs_cuda_build
+def test_a_script_that_ends_at_once_leaves_its_record_and_one_that_leaves_none_is_told_why(train_py: Path) -> None:
+    train_py.write_text(f"{SCRIPT}    if step == 1:\n        import os\n        os._exit(0)\n")
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py", "64"], gpu="t4", smallest=False)
+    assert (found.verdict, found.largest.num_steps) == ("fits", 2)
+    with pytest.raises(InvalidInputError, match="used a GPU and left no record.*without -I and -E"):
+        simulate_here(command=[str(CUDA_PYTHON), "-I", "train.py", "64"], gpu="t4")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -245,6 +361,13 @@ def test_wrong_input_is_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_an_allocator_without_a_history_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "backend:cudaMallocAsync")
+    with pytest.raises(InvalidInputError, match=f"{name} is backend:cudaMallocAsync; leave out backend:"):
+        simulate_here(command=["python", "train.py"], gpu="t4")
+
+
 def test_options_behind_the_dashes_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     from pipeline.cli import parse
 
@@ -265,6 +388,8 @@ def record(folder: Path, trace: list[dict[str, Any]], **changes: Any) -> Record:
         "pid": 1,
         "command": ["python", "train.py"],
         "rank": 0,
+        "begin_us": 0,
+        "end_us": 0,
         "ended_by": "the end of the script",
         "is_out_of_memory": None,
         "phases": [],

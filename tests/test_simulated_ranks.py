@@ -113,7 +113,7 @@ def test_one_rank_of_many_is_one_of_as_many_real_processes(kind: str, num_ranks:
         command=[*START, "train.py", kind], gpu="a100", world_size=num_ranks, ranks="all", smallest=False
     )
     peaks = {one.rank: (one.peak_allocated_bytes, one.peak_reserved_bytes) for one in real.processes}
-    assert len(peaks) == num_ranks
+    assert (len(peaks), real.verdict, real.shared_bytes) == (num_ranks, "fits", None)
     assert {one.rank: (one.peak_allocated_bytes, one.peak_reserved_bytes) for one in alone.ranks} == peaks
 
 

@@ -26,6 +26,14 @@ def kill_family(pid: int, timeout_seconds: float) -> None:
     psutil.wait_procs(descendants, timeout=timeout_seconds)
 
 
+def kill_those_with(variable: str, value: str) -> None:
+    """Kill the processes that were started with this variable of the environment, whoever has started them."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # of another user, or ended
+            if process.environ().get(variable) == value:
+                process.kill()
+
+
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(cores())

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 EXIT_CODE_DOES_NOT_FIT = 3
 ALL_STEPS = "all"
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+ASYNC_ALLOCATOR = "cudaMallocAsync"
 TIME_IS_NOT_KNOWN = (
     "The time of an optimizer step is not known: no step after those of --steps was counted to its end, or it has work "
     "that is not counted, such as a product in a kernel of Triton."
@@ -204,6 +206,17 @@ def _check_all_ranks(settings: SimulatedCommandSettings) -> None:
         )
 
 
+def _check_allocator() -> None:
+    """Refuse CUDA's own allocator, of which torch keeps no history."""
+    for name in ALLOCATOR_VARIABLES:
+        value = os.environ.get(name, "")
+        if ASYNC_ALLOCATOR in value:
+            raise InvalidInputError(
+                f"the allocator must be torch's own, whose memory history is read, and {name} is {value}; leave out "
+                f"backend:{ASYNC_ALLOCATOR}"
+            )
+
+
 def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
     """Return the command and the cards on which it is to run.
 
@@ -227,6 +240,7 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
         raise InvalidInputError(
             f"step_time looks at the step after those of steps, which is {ALL_STEPS}; set --steps to a number, as 3"
         )
+    _check_allocator()
     check_num_cards(settings.gpus)
     if settings.world_size > 1 and settings.gpus > 1:
         raise InvalidInputError(

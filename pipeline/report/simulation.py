@@ -11,7 +11,7 @@ from pipeline.planning.rates import note_on_rates, step_time_on
 from pipeline.planning.step_time import StepTime
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.commands.simulation import (
-    FEWEST_STEPS,
+    LATE_OPTIMIZER,
     NEEDS_KNOWN_WORKSPACES,
     ProcessMemory,
     RankMemory,
@@ -26,6 +26,7 @@ from pipeline.report.plot import Plot
 from pipeline.report.simulation_advice import suggestions
 from pipeline.report.table import Table
 from pipeline.report.treemap import treemap_plot
+from pipeline.simulation.process.watch import FEWEST_STEPS
 from pipeline.simulation.run import NO_KERNELS
 
 NUM_CARDS = 5
@@ -95,7 +96,7 @@ def answer(simulation: Simulation) -> str:
     )
     sentences = []
     if simulation.verdict is Verdict.FITS:
-        left = whole - largest.device_bytes / MIB
+        left = whole - max(largest.device_bytes, simulation.shared_bytes or 0) / MIB
         sentences += [f"Fits {simulation.card}, with {left:,.1f} of {whole:,.0f} MiB left.", needed]
         sentences += _with_workspaces(simulation, largest)
     elif simulation.verdict is Verdict.DOES_NOT_FIT:
@@ -165,6 +166,10 @@ def _why_none(simulation: Simulation, largest: ProcessMemory) -> str:
         return f"{ended}, as torch has no kernels for this card (see above)" if _fails_there(simulation) else ended
     if NEEDS_KNOWN_WORKSPACES in simulation.notes:
         return "it depends on workspaces that only cuDNN knows (see below)"
+    if (simulation.shared_bytes or 0) > simulation.memory_bytes:
+        return "its processes may need more of a card together than it has (see below)"
+    if LATE_OPTIMIZER in simulation.notes:
+        return "one of its optimizers took too few steps (see below)"
     if largest.num_steps >= FEWEST_STEPS:
         return "it called functions that the simulated card does not model (see below)"
     return f"{largest.ended_by} ended it after {largest.num_steps} optimizer steps; the peak is known after two"

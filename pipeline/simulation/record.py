@@ -58,6 +58,10 @@ class Record:
     pid: int
     command: tuple[str, ...]
     rank: int
+    begin_us: int
+    """When the process was started."""
+    end_us: int
+    """When it wrote this."""
     ended_by: str
     is_out_of_memory: bool | None
     """Whether the error that ended it is torch's of a full card; None without an error."""
@@ -79,6 +83,8 @@ class Record:
     """Folders of code that is not the user's."""
     snapshot: Path
     """The file of torch's memory snapshot."""
+    has_late_optimizer: bool = False
+    """Whether one of its optimizers had taken too few steps when it was ended by its number of steps."""
     num_communicators: int = 0
     """Process groups that NCCL would serve, of a command that runs as one rank of many."""
 

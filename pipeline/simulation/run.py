@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
-from pipeline.base.processes import kill_family, unreadable
+from pipeline.base.processes import kill_family, kill_those_with, unreadable
 from pipeline.base.units import MIB
 from pipeline.simulation.cards import UNLIMITED_MIB, Card
 from pipeline.simulation.environment import environment, python_of
@@ -74,6 +74,21 @@ class SimulatedRun:
     """What the same processes did on their cards, as the cards counted it."""
     folder: Path
     """Where they recorded it."""
+
+    @property
+    def shortfall(self) -> str | None:
+        """What the command was ended before, though nothing failed; None if its memory is known."""
+        cut = [len(record.steps) for record in self.records if "limit" in record.ended_by]
+        if min(cut, default=watch.FEWEST_STEPS) < watch.FEWEST_STEPS:
+            return f"the time limit ended it after {min(cut)} optimizer steps"
+        if any(record.has_late_optimizer for record in self.records):
+            return f"one of its optimizers took fewer than {watch.FEWEST_STEPS} steps"
+        return None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the command ran without an error, and long enough for its memory to be known."""
+        return self.exit_code == 0 and self.shortfall is None
 
 
 def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
@@ -140,6 +155,7 @@ def run_command(
         exit_code = _wait(_start(wanted, folder, log, end), is_over, wanted.meanwhile)
     finally:
         peers.end()
+        kill_those_with(watch.FOLDER, str(folder.absolute()))  # what it has started and not ended
     return SimulatedRun(
         exit_code=exit_code,
         records=tuple(one for one in read_records(folder) if one.has_allocated or one.out_of_memory),

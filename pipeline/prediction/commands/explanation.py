@@ -177,8 +177,10 @@ class _Tries:
         wanted = self._with(command, dict(variables))
         folder = self._next_folder()
         run = run_hidden(with_room(wanted), folder)
-        if run.exit_code == 0 and run.records:
+        if run.is_complete and run.records:
             return wanted, run, None
+        if run.exit_code == 0 and run.shortfall is not None:
+            return wanted, run, run.shortfall
         lines = folder.with_suffix(".log").read_text(errors="replace").rstrip().splitlines()
         return wanted, run, f"exit code {run.exit_code}: {lines[-1] if lines else 'no output'}"
 
@@ -187,7 +189,7 @@ class _Tries:
         variables = {name: value for change in one.changes for name, value in change.variables.items()}
         self._say(f"running it on the card with {one.shown}")
         wanted = self._with(command_with(self._template, one.changes), variables)
-        return run_hidden(wanted, self._next_folder()).exit_code == 0
+        return run_hidden(wanted, self._next_folder()).is_complete
 
     def _with(self, command: tuple[str, ...], variables: Mapping[str, str]) -> Simulate:
         return replace(self._wanted, command=on_cuda_build(command, may_install=False), variables=variables)

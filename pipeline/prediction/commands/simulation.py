@@ -15,6 +15,7 @@ from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.failed_allocation import OutOfMemory, held_then, line_of, out_of_memory
+from pipeline.prediction.commands.shared_card import shared_card
 from pipeline.prediction.commands.smallest_memory import (
     SmallestMemory,
     card_of,
@@ -25,6 +26,7 @@ from pipeline.prediction.commands.smallest_memory import (
 from pipeline.prediction.commands.snapshot import history_of
 from pipeline.simulation.cards import UNLIMITED_MIB, cards_with
 from pipeline.simulation.communicators import communicators_bytes, note_on_communicators
+from pipeline.simulation.process.watch import FEWEST_STEPS, PATIENCE
 from pipeline.simulation.record import Record
 from pipeline.simulation.report import UnknownRead, has_steering_read
 from pipeline.simulation.run import Simulate, SimulatedRun, note_on_kernels, run_command, with_room
@@ -42,10 +44,11 @@ OF_GROUPS = (
     "1.7 to 9.9 % more memory than was simulated, for reasons that are not known; of others within 0.3 %."
 )
 """The rows of benchmarks/published/torchtitan.csv."""
-FEWEST_STEPS = 2
-"""Optimizer steps after which the peak is known: the first has no optimizer state yet."""
-
 NEEDS_KNOWN_WORKSPACES = "It fits with the workspaces that cuDNN mostly takes, not with the largest that it may take."
+LATE_OPTIMIZER = (
+    f"One of its optimizers took fewer than {FEWEST_STEPS} steps while another one took {PATIENCE} times as many as "
+    "--steps says, and was not waited for any longer: what it needs is not known. Simulate it with --steps all."
+)
 
 
 class Verdict(StrEnum):
@@ -122,6 +125,8 @@ class Simulation:
     bytes_with_workspaces: int | None
     """What that one uses of the card if cuDNN takes the largest workspaces that it may; None if cuDNN takes none, or if
     the command does not fit. Else `device_bytes` is without: the truth lies between the two."""
+    shared_bytes: int | None = None
+    """The most that processes at the same time use of one card together; None if each has cards of its own."""
     nccl_bytes: tuple[int, int] | None = None
     """What NCCL would take of the card besides, of one rank of many: the smallest and the largest that was measured."""
     smallest_bytes: int | None
@@ -180,6 +185,7 @@ def simulate(
     Where it fits and uses cuDNN, it runs once more with the largest workspaces that cuDNN may take: they are an upper
     limit, and there is no verdict if it runs out of memory with them. Where it does not fit, it runs once more on a
     card that has room, to tell what it would need. The smallest memory is that of smallest_memory().
+    Where processes share a card, there is no verdict if it has not what they use together, and no smallest memory.
     The memory snapshots of the run that the answer is of are left in `folder` as memory_snapshot_NUMBER.pickle.
     With WORK_HOOK it says too what an optimizer step computes.
 
@@ -202,7 +208,7 @@ def simulate(
         largest = run_hidden(replace(without_hook, has_largest_workspaces=True), folder / "with_workspaces")
         if out_of_memory(largest) is not None:
             verdict, notes = Verdict.NONE, (NEEDS_KNOWN_WORKSPACES, *notes)
-        elif largest.exit_code == 0:
+        elif largest.is_complete:
             most, without = (max(device_bytes(one, record) for record in one.records) for one in (largest, run))
             bytes_with_workspaces = most if most > without else None
     if verdict is Verdict.DOES_NOT_FIT:
@@ -210,8 +216,12 @@ def simulate(
         roomy = run_hidden(with_room(wanted), folder / "with_room")
         notes += _note_on_failure(roomy, folder / "with_room.log")
         failed = None if failed is None else replace(failed, held=held_then(run, roomy))
-    smallest = SmallestMemory()
-    if roomy.records and roomy.exit_code == 0 and verdict is not Verdict.NONE and finds_smallest:
+    if (shared := shared_card(roomy)) is not None:
+        notes = (shared.note, *notes)
+        if verdict is Verdict.FITS and shared.num_bytes > _memory_bytes(wanted):
+            verdict = Verdict.NONE
+    smallest, has_verdict = SmallestMemory(), verdict is not Verdict.NONE
+    if roomy.records and roomy.is_complete and has_verdict and shared is None and finds_smallest:
         say("looking for the smallest memory")
         smallest = smallest_memory(without_hook, roomy, folder / "smallest")
     for number, record in enumerate(roomy.records):
@@ -233,6 +243,7 @@ def simulate(
         out_of_memory=failed,
         processes=tuple(sorted(processes, key=lambda one: -one.device_bytes)),
         bytes_with_workspaces=bytes_with_workspaces,
+        shared_bytes=None if shared is None else shared.num_bytes,
         nccl_bytes=communicators_bytes(count) if (count := _num_communicators(run)) else None,
         smallest_bytes=smallest.num_bytes,
         smallest_expandable_bytes=smallest.num_bytes_expandable,
@@ -251,6 +262,12 @@ def _run(
     log = folder.with_suffix(".log") if is_hidden else None
     run = run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
     if not run.records and run.exit_code == 0:
+        used = [process.pid for process in run.processes if process.peak_device_bytes]
+        if not all((folder / f"{pid}.json").exists() for pid in used):
+            raise InvalidInputError(
+                f"the command must record its memory, and {' '.join(wanted.command)} used a GPU and left no record: a "
+                "signal ended it, or its Python ignores the environment; let it end by itself, without -I and -E"
+            )
         raise InvalidInputError(
             f"the command must train on a GPU with torch, and {' '.join(wanted.command)} ended without using one; "
             "set its device to cuda, or name the script that trains"
@@ -288,8 +305,7 @@ def _verdict(run: SimulatedRun) -> Verdict:
         return Verdict.NONE
     if out_of_memory(run) is not None:
         return Verdict.DOES_NOT_FIT
-    is_long_enough = all(len(record.steps) >= FEWEST_STEPS for record in run.records if "limit" in record.ended_by)
-    return Verdict.FITS if run.exit_code == 0 and is_long_enough else Verdict.NONE
+    return Verdict.FITS if run.is_complete else Verdict.NONE
 
 
 def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
@@ -339,7 +355,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _note_on_failure(run: SimulatedRun, log: Path) -> tuple[str, ...]:
-    """Return how the run on a card with room ended, if that failed too."""
+    """Return how the run on a card with room ended, if that failed too or was ended too early."""
+    if run.exit_code == 0 and run.shortfall is not None:
+        return (f"On a card with room {run.shortfall}: what it needs is not known.",)
     if run.exit_code == 0 or not log.exists():
         return ()
     last = log.read_text(errors="replace").rstrip().rpartition("\n")[2]
@@ -393,6 +411,8 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append(f"No optimizer of torch.optim took a step ({seen}): the answer is of what ran.")
     elif any(len(record.steps) < FEWEST_STEPS for record in run.records if record.steps):
         found.append("Only one optimizer step was taken: a first forward pass has no optimizer state beside it yet.")
+    if any(record.has_late_optimizer for record in run.records):
+        found.append(LATE_OPTIMIZER)
     caught = [record for record in run.records if record.out_of_memory]
     if caught and run.exit_code == 0:
         line = line_of(caught[0], caught[0].out_of_memory[0])

@@ -56,7 +56,7 @@ def smallest_memory(wanted: Simulate, run: SimulatedRun, folder: Path) -> Smalle
     if plain is not None and _runs(wanted, plain, folder / "confirmed"):
         return SmallestMemory(num_bytes=plain, num_bytes_expandable=expandable)
     again = run_hidden(with_room(wanted), folder / "again")
-    if again.exit_code != 0 or not again.records:
+    if not again.is_complete or not again.records:
         return SmallestMemory(num_bytes_expandable=expandable)
     first, second = (max(_peak(one) for one in each.records) for each in (run, again))
     note = f"The smallest memory was found by runs of the command, to {TOLERANCE:.0%}."
@@ -95,7 +95,7 @@ def run_hidden(wanted: Simulate, folder: Path) -> SimulatedRun:
 
 def _runs(wanted: Simulate, num_bytes: int, folder: Path) -> bool:
     """Whether the command runs on a card with so much memory."""
-    return run_hidden(with_room(wanted, num_bytes), folder).exit_code == 0
+    return run_hidden(with_room(wanted, num_bytes), folder).is_complete
 
 
 def _beside(run: SimulatedRun, record: Record) -> int:

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 FOLDER = "SIMULATED_CARD_REPORT"
 """Variable that names the folder of what processes did."""
@@ -32,12 +32,18 @@ TIME_LIMIT = "SIMULATED_CARD_TIME_LIMIT"
 """Variable with the time, in seconds since the epoch, at which a process ends."""
 NEXT_STEP = "_simulated_card_next_step"
 """Attribute of torch by which a hook looks at the step after these: a function of the one that ends the process."""
+SECONDS_FOR_OTHERS = 25.0
+"""How long after the time limit a launcher waits for its processes to write their records."""
 OWN_FOLDER = str(Path(__file__).parent.parent)
 """The code of the simulation, which is left out of stacks."""
 NUM_EVENTS = 2_000_000
 """Events of the allocator that are kept, the latest ones."""
 MARKED_STEPS = 8
-"""Optimizer steps after which the addresses of parameters, gradients and states are no longer noted."""
+"""Steps of an optimizer after which the addresses of its parameters, gradients and states are no longer noted."""
+FEWEST_STEPS = 2
+"""Steps of an optimizer after which the peak is known: the first has no optimizer state yet."""
+PATIENCE = 10
+"""How many times the given number of steps an optimizer may take while another one has taken too few."""
 
 
 class Watch:
@@ -45,9 +51,11 @@ class Watch:
 
     def __init__(self, torch: Any, folder: Path, num_steps: int) -> None:
         self._torch, self._folder, self._num_steps = torch, folder, num_steps
-        self._writing = threading.Lock()
+        self._writing = threading.RLock()
+        self._exit = os._exit
         self._is_written = False
         self._steps_of: dict[int, int] = {}
+        self._steps_of_parameter: dict[int, int] = {}
         self._open: list[tuple[str, int, list[list[Any]]]] = []
         self.phases: list[dict[str, Any]] = []
         self.marks: list[dict[str, Any]] = []
@@ -55,6 +63,7 @@ class Watch:
         self.steps: list[int] = []
         """Microseconds at which the optimizer steps ended."""
         self.out_of_memory: list[dict[str, Any]] = []
+        self.has_late_optimizer = False
         self.ended_by = "the end of the script"
         self.is_out_of_memory: bool | None = None
 
@@ -72,17 +81,32 @@ class Watch:
         for module in (torch.cuda, torch.cuda.memory):
             module.reset_peak_memory_stats = self._keeping_peaks(torch.cuda.memory.reset_peak_memory_stats)
         sys.excepthook = functools.partial(self._remember, sys.excepthook)
+        os._exit = self.exit  # which skips what follows
         atexit.register(self.write)
         multiprocessing.util.Finalize(None, self.write, exitpriority=-1)  # a process of multiprocessing skips atexit
 
     def end(self, ended_by: str) -> None:
         """Write the record and end this process, without the handlers that its libraries have for its exit."""
         self.ended_by = ended_by
-        self.write()
         with contextlib.suppress(Exception):
+            self.write()
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(0)
+        self._exit(0)
+
+    def end_in_time(self) -> None:
+        """End this process at its time limit: one without CUDA, as torchrun, after those that it has started."""
+        latest = time.time() + SECONDS_FOR_OTHERS
+        while not self._torch.cuda.is_initialized() and _has_children() and time.time() < latest:
+            time.sleep(0.1)
+        self.end("the time limit")
+
+    def exit(self, status: int) -> NoReturn:
+        """Write the record and end this process at once; this takes the place of os._exit."""
+        try:
+            self.write()
+        finally:
+            self._exit(status)
 
     def write(self) -> None:
         """Write the record, once, if this process has used CUDA."""
@@ -106,11 +130,14 @@ class Watch:
             "pid": os.getpid(),
             "command": [sys.executable, *getattr(sys, "orig_argv", ["", *sys.argv])[1:]],
             "rank": int(os.environ.get("RANK", "0")),
+            "begin_us": _begin(),
+            "end_us": _now(),
             "ended_by": self.ended_by,
             "is_out_of_memory": self.is_out_of_memory,
             "phases": self.phases,
             "marks": self.marks,
             "steps": self.steps,
+            "has_late_optimizer": self.has_late_optimizer,
             "out_of_memory": self.out_of_memory,
             "devices": [self._peaks[number] for number in sorted(self._peaks)],
             "workspace_bytes": _workspace_bytes(torch),
@@ -146,10 +173,10 @@ class Watch:
         self.out_of_memory.append(event)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._num_steps and self._steps_of.get(id(optimizer), 0) >= self._num_steps:
+        if self._is_written:
             return
-        if len(self.steps) < MARKED_STEPS:
-            parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        if self._steps_of.get(id(optimizer), 0) < MARKED_STEPS:
+            parameters = _parameters(optimizer)
             if not self.steps:
                 self._mark_modules()
             self._mark("parameters", parameters)
@@ -161,12 +188,25 @@ class Watch:
             return
         self._leave()
         done = self._steps_of[id(optimizer)] = self._steps_of.get(id(optimizer), 0) + 1
-        if len(self.steps) < MARKED_STEPS:
+        if done <= MARKED_STEPS:
             self._mark("optimizer state", [it for state in optimizer.state.values() for it in _values(state)])
+        self._steps_of_parameter.update((id(it), done) for it in _parameters(optimizer))
         if done > len(self.steps):  # several optimizers may take a step each
             self.steps.append(_now())
-        if self._num_steps and done >= self._num_steps:
-            self._end_of_steps()
+            if self._num_steps and done >= self._num_steps:
+                self.has_late_optimizer = self._is_one_late(min(FEWEST_STEPS, self._num_steps))
+                if not self.has_late_optimizer or done >= PATIENCE * self._num_steps:
+                    self._end_of_steps()
+
+    def _is_one_late(self, fewest_steps: int) -> bool:
+        """Whether an optimizer has taken fewer steps, as that of a generator whose critic takes five for each.
+
+        Steps are those of its parameters: an optimizer that wraps another one takes none itself.
+        """
+        kind = self._torch.optim.Optimizer
+        optimizers = [it for it in gc.get_objects() if issubclass(type(it), kind)]
+        on_cards = ([tensor for tensor in _parameters(it) if tensor.is_cuda] for it in optimizers)
+        return any(max(self._steps_of_parameter.get(id(it), 0) for it in own) < fewest_steps for own in on_cards if own)
 
     def _end_of_steps(self) -> None:
         """End the process; a hook that looks at the next step ends it itself, and the record is without that step."""
@@ -224,9 +264,17 @@ def watch(torch: Any) -> None:
     found.begin()
     if TIME_LIMIT in os.environ:
         left = max(0.0, float(os.environ[TIME_LIMIT]) - time.time())
-        timer = threading.Timer(left, found.end, ("the time limit",))
+        timer = threading.Timer(left, found.end_in_time)
         timer.daemon = True
         timer.start()
+
+
+def _has_children() -> bool:
+    """Whether processes that this one has started still run, or have ended and not been asked for how."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return True
+    return False
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -240,6 +288,13 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
+def _begin() -> int:
+    """Return when this process was started, which is before its slow imports."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return _now() - int(age_seconds * 1e6)
+
+
 def _stack() -> list[list[Any]]:
     """Return the Python frames of this thread, the innermost first, as [file, line, function]."""
     found: list[list[Any]] = []
@@ -249,6 +304,11 @@ def _stack() -> list[list[Any]]:
             found.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name])
         frame = frame.f_back
     return found
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    """Return the parameters of an optimizer, which has no groups of them before it is made."""
+    return [tensor for group in getattr(optimizer, "param_groups", ()) for tensor in group["params"]]
 
 
 def _values(state: Any) -> list[Any]:
