@@ -520,6 +520,18 @@ def test_a_command_that_has_room_is_not_explained_away(project: Project) -> None
     assert not findings(project).tries
 
 
+def test_on_a_card_that_others_fill_no_change_of_the_command_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    processes = of(20398, "72.00 GiB") + of(3, "7.00 GiB")
+    text = new("1.00 GiB", "79.15 GiB", "1.06 MiB", processes, "0 bytes", "and 0 bytes")
+    assert main(["explain", text, "--", sys.executable, "train.py"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("79.15 GiB of the card are neither free nor torch's, which has reserved 0 bytes: other")
+    assert "The command is not simulated: others leave it nothing of the card" in said
+
+
 def test_a_message_of_another_memory_has_nothing_to_simulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,10 +125,18 @@ def _show(messages: Messages, console: Console) -> None:
 
 def _of_command(settings: ExplainSettings, messages: Messages, console: Console) -> "Explanation | None":
     """Simulate the command on the card of the first message, and print and log what was found."""
+    from pipeline.report.out_of_memory import SMALL_SEGMENT_BYTES
+
     message = messages.first[0]
     if message.place is not Place.CARD or message.text.startswith(("HIP", "XPU")):
         console.print(
             "The command is not simulated: Fitproof simulates NVIDIA's cards, and it is not one that is full."
+        )
+        return None
+    if message.available_bytes is not None and message.available_bytes < SMALL_SEGMENT_BYTES:
+        console.print(
+            "The command is not simulated: others leave it nothing of the card, so no change of it helps; end them, or "
+            "take another card."
         )
         return None
     from pipeline.config.command_template import Template

@@ -140,6 +140,13 @@ class OutOfMemoryMessage:
         return max(0, self.total_bytes - self.free_bytes - self.reserved_bytes)
 
     @property
+    def likely_others_bytes(self) -> int:
+        """What is others' for certain, or else neither free, nor torch's, nor what a process has beside it at most."""
+        if self.others_bytes is not None:
+            return self.others_bytes
+        return max(0, (self.beside_bytes or 0) - _MOST_BESIDE)
+
+    @property
     def available_bytes(self) -> int | None:
         """What torch's allocator can have of the card while the others keep what they use."""
         if self.total_bytes is None or self.free_bytes is None or self.reserved_bytes is None:
