@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 import tempfile
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,8 @@ from pipeline.simulation.run import Simulate
 if TYPE_CHECKING:
     from pipeline.prediction.commands.explanation import Explanation
 
-LONGEST_PATH = 256
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How a text begins that PowerShell has written."""
 SAME_CARD = 0.01
 """Cards of one model have memories that differ by no more than this share, with the driver and its settings."""
 NUM_CLOSE = 3
@@ -85,8 +86,14 @@ def explain(settings: ExplainSettings, console: Console) -> int:
         InvalidInputError: there is no message, a setting is wrong, or the command uses no card.
 
     """
-    messages = read_messages(_log(settings))
+    log = _log(settings)
+    messages = read_messages(log)
     if not messages.first:
+        if log and log == settings.message and not log.split()[1:]:
+            raise InvalidInputError(
+                f"explain needs an out-of-memory message or the file of a log, and {log!r} is neither; name the file "
+                "with its folder, or give the log on stdin: fitproof explain < log.txt"
+            )
         raise InvalidInputError(
             f"the log must have an out-of-memory message, and none was found; looked for are {LOOKED_FOR}: give the "
             "whole log, as in fitproof explain < log.txt"
@@ -101,14 +108,20 @@ def explain(settings: ExplainSettings, console: Console) -> int:
 
 def _log(settings: ExplainSettings) -> str:
     if settings.message is not None:
-        is_file = len(settings.message) < LONGEST_PATH and Path(settings.message).is_file()
-        return Path(settings.message).read_text(errors="replace") if is_file else settings.message
+        with suppress(OSError, ValueError):  # no path has so many characters, or such
+            if Path(settings.message).is_file():
+                return _text(Path(settings.message).read_bytes())
+        return settings.message
     if sys.stdin is None or sys.stdin.isatty():
         raise InvalidInputError(
             "explain needs the message: give it as an argument, fitproof explain 'CUDA out of memory. Tried ...', or "
             "the log on stdin, fitproof explain < log.txt"
         )
-    return sys.stdin.buffer.read().decode(errors="replace")
+    return _text(sys.stdin.buffer.read())
+
+
+def _text(log: bytes) -> str:
+    return log.decode("utf-16" if log.startswith(UTF_16) else "utf-8", errors="replace")
 
 
 def _show(messages: Messages, console: Console) -> None:
