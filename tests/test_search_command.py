@@ -450,14 +450,23 @@ def key_of(command: str) -> str:
         ("python train.py", "conf/model/large.yaml"),
     ],
 )
-def test_a_cached_prediction_is_of_the_files_that_a_command_reads(folder: Path, command: str, edited: str) -> None:
+def test_a_cached_prediction_is_of_the_files_that_a_command_reads(
+    folder: Path, command: str, edited: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "project").mkdir()
-    os.chdir(folder / "project")  # the fixture restores it
+    monkeypatch.chdir(folder / "project")
+    monkeypatch.setenv("FITPROOF_CACHE", str(folder / "project" / "cache"))
     for name in ("../beside/train.py", "train.py", "train.sh", "runs/a/best.yaml", edited):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("")
     before = key_of(command)
-    for written in ("best.yaml", "best-settings.yaml", "mlflow.db", "runs/a/findings.json"):  # by a search
+    for written in (
+        "best.yaml",
+        "best-settings.yaml",
+        "mlflow.db",
+        "runs/a/findings.json",
+        "cache/a.json",
+    ):  # by a search
         Path(written).write_text("{}")
     assert key_of(command) == before
     Path(edited).write_text("other: 1")
@@ -469,6 +478,7 @@ def test_a_cached_prediction_is_of_the_variables_that_a_command_reads(
 ) -> None:
     before = key_of("python train.py")
     monkeypatch.setenv("SSH_CLIENT", "192.0.2.1 5000 22")
+    monkeypatch.setenv("_MLFLOW_TELEMETRY_SESSION_ID", "0")
     assert key_of("python train.py") == before
     monkeypatch.setenv("MODEL_SIZE", "7")
     assert key_of("python train.py") != before

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
+from pipeline.base.files import cache_folder
 from pipeline.config.command import Command
 from pipeline.config.command_template import LARGEST_FILE, Template, files_of
 from pipeline.config.patched_file import FORMATS
@@ -29,11 +30,13 @@ RESULTS = re.compile(r"runs|mlruns|wandb|lightning_logs|__pycache__|\..*|\d{8}-\
 OWN_ANSWERS = ("best.", "best-")
 """How the names of files begin that a search writes into the current folder."""
 OF_A_SESSION = re.compile(
-    r"_|(OLD)?PWD|SHLVL|COLUMNS|LINES|DISPLAY|WINDOWID|TMPDIR|XDG_SESSION_ID|INVOCATION_ID|JOURNAL_STREAM|"
+    r"_\w*|(OLD)?PWD|SHLVL|COLUMNS|LINES|DISPLAY|WINDOWID|TMPDIR|XDG_SESSION_ID|INVOCATION_ID|JOURNAL_STREAM|"
     r"(TERM|SSH_|TMUX|STY|VSCODE_|ITERM_|KITTY_|KONSOLE_|GNOME_TERMINAL_|WT_|JPY_|"
     r"SLURM_JOB|GITHUB_|RUNNER_|CI_|PYTEST_|MLFLOW_|FITPROOF_)\w*"
 )
-"""Variables that differ between runs of one command: those of the terminal, of a job's number, of tracking."""
+"""Variables that differ between runs of one command: those of the terminal, of a job's number, of tracking.
+
+Libraries set those for their own that begin with `_`, as MLflow for its sessions."""
 
 
 def conditions(command: Command, build: TorchBuild, card: Card, sources: Sequence[tuple[str, str]]) -> str:
@@ -67,9 +70,11 @@ def _digests(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the sources in a folder and in those below it, but for results."""
+    cache = cache_folder().resolve()
     for parent, folders, names in os.walk(folder):
         depth = len(Path(parent).relative_to(folder).parts)
-        folders[:] = sorted(name for name in folders if depth < DEEPEST and not RESULTS.fullmatch(name))
+        kept = [name for name in folders if not RESULTS.fullmatch(name) and Path(parent, name).resolve() != cache]
+        folders[:] = sorted(kept) if depth < DEEPEST else []
         for name in sorted(names):
             if name.endswith(SOURCES) and not name.startswith(OWN_ANSWERS):
                 yield Path(parent, name)
