@@ -225,6 +225,7 @@ LIBRARIES = {
 def test_messages_of_libraries_and_of_other_memory_are_told_apart(text: str, library: str, place: Place) -> None:
     message = the_one(text)
     assert (message.library, message.place) == (library, place)
+    assert message.rank == (0 if " [0] " in text else None)
     said = " ".join(sentences(message))
     assert (("memory of the host" in said) == (place is Place.HOST)) and (("Apple" in said) == (place is Place.MPS))
 
@@ -239,6 +240,13 @@ def test_of_several_messages_the_first_of_each_rank_is_explained(capsys: pytest.
     assert main(["explain", log]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "5 out-of-memory messages" in said and "2 ranks" in said and "Rank 3: " in said and "Rank 1: " in said
+
+
+@pytest.mark.parametrize("beginning", ["[48213]", "10:00:00 [{number}] INFO", "Epoch [{number}]", "[{number}/90]"])
+def test_a_number_in_brackets_is_no_rank(beginning: str) -> None:
+    texts = (f"{beginning.format(number=number)} {old('100.00 MiB', *NUMBERS)}" for number in (1, 2))
+    [message] = read_messages("\n".join(texts)).first
+    assert message.rank is None
 
 
 NUMBERS = ("14.76 GiB", "13.43 GiB", "17.88 MiB", "13.75 GiB reserved in total by PyTorch)")
@@ -258,9 +266,10 @@ def test_a_log_comes_as_text_as_a_file_or_on_stdin(
 ) -> None:
     text = old("100.00 MiB", *NUMBERS)
     (tmp_path / "log.txt").write_text(text)
+    (tmp_path / "of_powershell.txt").write_text(text, "utf-16")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff" + text.encode())))
     said = []
-    for words in ([text], text.split(), [str(tmp_path / "log.txt")], []):
+    for words in ([text], text.split(), [str(tmp_path / "log.txt")], [str(tmp_path / "of_powershell.txt")], []):
         assert main(["explain", *words]) == 0
         said.append(capsys.readouterr().out)
     assert len(set(said)) == 1 and "100.00 MiB were asked for" in " ".join(said[0].split())
@@ -272,6 +281,8 @@ def test_a_log_comes_as_text_as_a_file_or_on_stdin(
     [
         (["no memory error here"], "looked for are torch's"),
         ([""], "looked for are torch's"),
+        (["显存不足" * 40 + " 了"], "looked for are torch's"),
+        (["no_such_log.txt"], "'no_such_log.txt' is neither"),
         (
             [old("1.00 GiB", "5.21 GiB", *NUMBERS[1:]), "--", sys.executable, "x.py"],
             "the closest in memory are gtx1060, m60, rtx4060ti-8gb, all",
@@ -519,6 +530,18 @@ def test_a_command_that_has_room_is_not_explained_away(project: Project) -> None
     said = " ".join(done.stdout.split())
     assert "does not run out of memory in the simulation" in said and "--steps all" in said
     assert not findings(project).tries
+
+
+def test_on_a_card_that_others_fill_no_change_of_the_command_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    processes = of(20398, "72.00 GiB") + of(3, "7.00 GiB")
+    text = new("1.00 GiB", "79.15 GiB", "1.06 MiB", processes, "0 bytes", "and 0 bytes")
+    assert main(["explain", text, "--", sys.executable, "train.py"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("79.15 GiB of the card are neither free nor torch's, which has reserved 0 bytes: other")
+    assert "The command is not simulated: others leave it nothing of the card" in said
 
 
 def test_a_message_of_another_memory_has_nothing_to_simulate(

@@ -74,6 +74,15 @@ settings = {"max_steps": 4, "devices": 1, "enable_checkpointing": False, "enable
 lightning.Trainer(logger=logger, callbacks=[FitCallback(values="on")], **settings).fit(Net(), loader)
 """,
 }
+OWN_PROCESS = """
+import torch
+
+weight = torch.ones(1024, 1024, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+for _ in range(3):
+    weight.sum().backward()
+    optimizer.step()
+"""
 END = """
 print("peaks", torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
 """
@@ -181,6 +190,19 @@ def test_a_trainer_calls_it(
     assert first.startswith("it is not known whether this run fits: there is no GPU")
     assert said.count("the end\n") == 1 and said.index(first) < said.index("the end")
     assert mlflow.active_run() is None
+
+
+@needs_cuda_build
+def test_a_process_whose_children_train_ends_and_says_that_nothing_was_measured(
+    fresh: Callable[..., Any], capsys: pytest.CaptureFixture[str], train_py: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_py.write_text(OWN_PROCESS)
+    monkeypatch.setattr("pipeline.jobs.fit_callback._own_card", lambda: {"gpu": "t4"})
+    with fresh(command=f"{CUDA_PYTHON} train.py"):
+        pass
+    *_, said, compared = lines_of(capsys.readouterr().err)
+    assert said.startswith("Fits Tesla T4, with ")
+    assert compared.endswith(" MiB reserved, and nothing was measured: this process itself used no GPU.")
 
 
 def test_a_process_that_is_simulated_or_measured_already_predicts_nothing(

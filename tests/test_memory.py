@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.units import UNIT_BYTES, parse_budget
+from pipeline.base.units import UNIT_BYTES, allowed_bytes, parse_budget
 from pipeline.memory.device import device_name, find_device, fraction_of, occupy, total_bytes
 from pipeline.memory.meter import make_meter
 from pipeline.prediction.cards import HARDWARE
@@ -54,6 +54,11 @@ def test_a_budget_of_zero_is_refused(text: str) -> None:
 def test_a_budget_beyond_the_device_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"of 16.0 GiB; write at most 100%"):
         parse_budget(text, TOTAL)
+
+
+@pytest.mark.parametrize(("text", "size"), [("100%", 0.75 * TOTAL), ("50%", 0.5 * TOTAL)])
+def test_a_percentage_is_of_the_device_and_no_more_than_its_context_leaves(text: str, size: float) -> None:
+    assert allowed_bytes(text, None, TOTAL, context_bytes=TOTAL // 4) == size
 
 
 @given(number=st.integers(1, 10**6), unit=st.sampled_from(sorted(UNIT_BYTES)))

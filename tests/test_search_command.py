@@ -30,6 +30,7 @@ from pipeline.config.command import NO_TERMINAL, Command
 from pipeline.config.command_template import Template
 from pipeline.config.patched_file import read_patched_file
 from pipeline.prediction.commands.command import CommandPrediction, predict_commands
+from pipeline.prediction.commands.conditions import conditions, sources_of
 from pipeline.report.findings import read_findings
 from pipeline.runtime.run import execute
 from pipeline.searching.certificate import UNFIT
@@ -38,6 +39,7 @@ from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import SearchFindings
 from pipeline.searching.trials import Proposal, Trial
 from pipeline.simulation.cards import find_card
+from pipeline.simulation.torch_build import TorchBuild
 
 SCRIPT = ROOT / "tests" / "commands" / "train.py"
 ASKS_FOR_TORCH = """import importlib.util
@@ -425,6 +427,59 @@ def test_a_command_that_is_none_is_refused(
 ) -> None:
     assert main(["search", "--effective_batch_size", "8", "--budget", "1GiB", *SHORT, "--", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def key_of(command: str) -> str:
+    """Return what the cached prediction of a command depends on."""
+    made = problem(f"{command} --batch {{micro_batch_size:1}}")
+    commands = [made.runnable(choice) for choice in made.space.choices]
+    build = TorchBuild(Path("torch"), "2.13.0", "12.8")
+    return conditions(commands[0], build, find_card("t4"), sources_of(commands))
+
+
+@pytest.mark.parametrize(
+    ("command", "edited"),
+    [
+        ("python -m package.train", "package/train.py"),
+        ("python -m package.train", "package/models/net.py"),
+        ("bash train.sh", "train.py"),
+        ("python train.py --config=../settings.yaml", "../settings.yaml"),
+        ("python ../beside/train.py", "../beside/net.py"),
+        ("python train.py", "conf/model/large.yaml"),
+    ],
+)
+def test_a_cached_prediction_is_of_the_files_that_a_command_reads(
+    folder: Path, command: str, edited: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "project").mkdir()
+    monkeypatch.chdir(folder / "project")
+    monkeypatch.setenv("FITPROOF_CACHE", str(folder / "project" / "cache"))
+    for name in ("../beside/train.py", "train.py", "train.sh", "runs/a/best.yaml", edited):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("")
+    before = key_of(command)
+    for written in (
+        "best.yaml",
+        "best-settings.yaml",
+        "mlflow.db",
+        "runs/a/findings.json",
+        "cache/a.json",
+    ):  # by a search
+        Path(written).write_text("{}")
+    assert key_of(command) == before
+    Path(edited).write_text("other: 1")
+    assert key_of(command) != before
+
+
+def test_a_cached_prediction_is_of_the_variables_that_a_command_reads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = key_of("python train.py")
+    monkeypatch.setenv("SSH_CLIENT", "192.0.2.1 5000 22")
+    monkeypatch.setenv("_MLFLOW_TELEMETRY_SESSION_ID", "0")
+    assert key_of("python train.py") == before
+    monkeypatch.setenv("MODEL_SIZE", "7")
+    assert key_of("python train.py") != before
 
 
 @needs_cuda_build

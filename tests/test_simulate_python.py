@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections import UserDict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,15 @@ def test_a_model_on_the_device_meta_is_trained_for_three_steps_with_its_tied_wei
     assert found.largest.peak.category_bytes["optimizer state"] == 2 * PARAMETERS
 
 
-@pytest.mark.parametrize("inputs", [torch.ones(4, 8), (torch.ones(4, 8),), {"input": torch.ones(4, 8)}])
+ROWS = torch.ones(4, 8)
+
+
+@pytest.mark.parametrize("inputs", [ROWS, (ROWS,), {"input": ROWS}, UserDict({"input": ROWS})])
 @pytest.mark.parametrize("model", [nn.Linear(8, 8), lambda: nn.Linear(8, 8)])
 def test_the_three_steps_take_a_module_or_what_makes_it(
     model: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.prediction.commands.three_steps.CARD", "cpu")
+    monkeypatch.setattr("pipeline.prediction.commands.three_steps.CARD", "meta")
     steps = []
 
     class Counting(torch.optim.SGD):

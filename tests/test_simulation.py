@@ -10,7 +10,7 @@ import pytest
 from pipeline.base.errors import InvalidInputError
 from pipeline.simulation import environment as module
 from pipeline.simulation import install as installer
-from pipeline.simulation import library
+from pipeline.simulation import library, run
 from pipeline.simulation.cards import CARDS, find_card
 from pipeline.simulation.elf import read_library
 from pipeline.simulation.environment import HOOK, environment, python_of
@@ -18,6 +18,9 @@ from pipeline.simulation.functions import answering_nothing, declared, known_by_
 from pipeline.simulation.library import FILE_NAME, library_for
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
+needs_build_for_cpus = pytest.mark.skipif(
+    "SIMULATED_CARD_NAME" in os.environ, reason="this environment has a CUDA build"
+)
 HEADER = """
 CUresult cuInit(unsigned int Flags);
 extern cudaError_t cudaThing(struct thing *made, const int *given,
@@ -93,7 +96,31 @@ def test_the_interpreter_of_a_command_is_python_or_that_of_its_first_line(tmp_pa
     assert "python" in python_of(["ls"]).name  # whatever it starts finds that on the path
 
 
-@pytest.mark.skipif("SIMULATED_CARD_NAME" in os.environ, reason="this environment has a CUDA build")
+@needs_build_for_cpus
+def test_a_command_runs_on_the_cuda_build_if_it_is_python_or_a_script_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "install", lambda: Path("/cuda/bin/python"))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.chdir(Path(sys.executable).parents[1])
+    long_path = f"#!/bin/sh\n'''exec' {sys.executable} \"$0\" \"$@\"\n' '''\n"
+    for name, text in {
+        "python3": f'#!/bin/sh\nexec {sys.executable} "$@"\n',  # as pyenv's shims are
+        "torchrun": f"#!{sys.executable}\n",
+        "accelerate": long_path,
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    for python in (sys.executable, f"bin/{Path(sys.executable).name}", "python", str(tmp_path / "python3")):
+        assert run.on_cuda_build([python, "train.py"], may_install=True) == ("/cuda/bin/python", "train.py")
+    for script in (str(tmp_path / "torchrun"), str(tmp_path / "accelerate")):
+        assert run.on_cuda_build([script, "train.py"], may_install=True) == ("/cuda/bin/python", script, "train.py")
+    for others in (["bash", "train.sh"], ["env", "A=1", "python", "train.py"]):
+        with pytest.raises(InvalidInputError, match=f"'{others[0]}' starts Python on its own; write what it starts"):
+            run.on_cuda_build(others, may_install=True)
+
+
+@needs_build_for_cpus
 def test_a_build_for_cpus_is_refused_with_the_remedy() -> None:
     with pytest.raises(InvalidInputError, match=r"torch .* is none; add --install true"):
         find_torch(Path(sys.executable))

@@ -67,6 +67,8 @@ def parse_size(text: str) -> int:
 def allowed_bytes(budget: str | None, other_processes: str | None, memory_bytes: int, context_bytes: int) -> int:
     """Return what torch may use of a device: the budget, or what its context and other processes leave.
 
+    A percentage is of the device's memory, and no more than its context leaves.
+
     Raises:
         InvalidInputError: one of both cannot be read, both are given, or the other processes leave nothing.
 
@@ -76,9 +78,10 @@ def allowed_bytes(budget: str | None, other_processes: str | None, memory_bytes:
             f"budget ({budget}) is what the training may use, and other_processes ({other_processes}) what it may not; "
             "give one of them"
         )
-    if budget is not None:
-        return parse_budget(budget, memory_bytes)
     free_bytes = memory_bytes - context_bytes
+    if budget is not None:
+        budget_bytes = parse_budget(budget, memory_bytes)
+        return min(budget_bytes, free_bytes) if "%" in budget else budget_bytes
     held_bytes = parse_size(other_processes) if other_processes is not None else 0
     if held_bytes >= free_bytes:
         raise InvalidInputError(

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -115,8 +116,14 @@ class Template:
     def digests(self) -> dict[str, str]:
         """A digest of each file that the command names: other content may be another training."""
         words = [*self.words, *(file.path for file in self.patches)]
-        files = [path for path in map(Path, words) if path.is_file() and path.stat().st_size <= LARGEST_FILE]
+        files = [path for path in files_of(words) if path.stat().st_size <= LARGEST_FILE]
         return {f"file.{path}": hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
+
+
+def files_of(words: Iterable[str]) -> list[Path]:
+    """Return the files that words of a command are, or that follow their `=`."""
+    names = [name for word in words for name in (word, word.partition("=")[2])]
+    return [Path(name) for name in names if os.path.isfile(name)]  # noqa: PTH113  # also of words that no path may be
 
 
 def derived_values(choice: Choice, effective_batch_size: int, world_size: int) -> dict[str, Value]:

@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 import tempfile
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,8 @@ from pipeline.simulation.run import Simulate
 if TYPE_CHECKING:
     from pipeline.prediction.commands.explanation import Explanation
 
-LONGEST_PATH = 256
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How a text begins that PowerShell has written."""
 SAME_CARD = 0.01
 """Cards of one model have memories that differ by no more than this share, with the driver and its settings."""
 NUM_CLOSE = 3
@@ -85,8 +86,14 @@ def explain(settings: ExplainSettings, console: Console) -> int:
         InvalidInputError: there is no message, a setting is wrong, or the command uses no card.
 
     """
-    messages = read_messages(_log(settings))
+    log = _log(settings)
+    messages = read_messages(log)
     if not messages.first:
+        if log and log == settings.message and not log.split()[1:]:
+            raise InvalidInputError(
+                f"explain needs an out-of-memory message or the file of a log, and {log!r} is neither; name the file "
+                "with its folder, or give the log on stdin: fitproof explain < log.txt"
+            )
         raise InvalidInputError(
             f"the log must have an out-of-memory message, and none was found; looked for are {LOOKED_FOR}: give the "
             "whole log, as in fitproof explain < log.txt"
@@ -101,14 +108,20 @@ def explain(settings: ExplainSettings, console: Console) -> int:
 
 def _log(settings: ExplainSettings) -> str:
     if settings.message is not None:
-        is_file = len(settings.message) < LONGEST_PATH and Path(settings.message).is_file()
-        return Path(settings.message).read_text(errors="replace") if is_file else settings.message
+        with suppress(OSError, ValueError):  # no path has so many characters, or such
+            if Path(settings.message).is_file():
+                return _text(Path(settings.message).read_bytes())
+        return settings.message
     if sys.stdin is None or sys.stdin.isatty():
         raise InvalidInputError(
             "explain needs the message: give it as an argument, fitproof explain 'CUDA out of memory. Tried ...', or "
             "the log on stdin, fitproof explain < log.txt"
         )
-    return sys.stdin.buffer.read().decode(errors="replace")
+    return _text(sys.stdin.buffer.read())
+
+
+def _text(log: bytes) -> str:
+    return log.decode("utf-16" if log.startswith(UTF_16) else "utf-8", errors="replace")
 
 
 def _show(messages: Messages, console: Console) -> None:
@@ -125,10 +138,18 @@ def _show(messages: Messages, console: Console) -> None:
 
 def _of_command(settings: ExplainSettings, messages: Messages, console: Console) -> "Explanation | None":
     """Simulate the command on the card of the first message, and print and log what was found."""
+    from pipeline.report.out_of_memory import SMALL_SEGMENT_BYTES
+
     message = messages.first[0]
     if message.place is not Place.CARD or message.text.startswith(("HIP", "XPU")):
         console.print(
             "The command is not simulated: Fitproof simulates NVIDIA's cards, and it is not one that is full."
+        )
+        return None
+    if message.available_bytes is not None and message.available_bytes < SMALL_SEGMENT_BYTES:
+        console.print(
+            "The command is not simulated: others leave it nothing of the card, so no change of it helps; end them, or "
+            "take another card."
         )
         return None
     from pipeline.config.command_template import Template

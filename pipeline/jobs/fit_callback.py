@@ -156,13 +156,22 @@ class FitCallback:
         return found.verdict is Verdict.FITS, " ".join([answer(found), *found.notes])
 
     def _end(self) -> None:
-        predicted = self._predicted
-        if predicted is None or not self._is_of_this_card:
+        if self._predicted is None or not self._is_of_this_card:
             return
+        try:
+            self._compare(self._predicted)
+        except Exception as error:  # whatever it is, the training has ended well
+            _say(f"the prediction is not compared with what was measured: {error}")
+
+    def _compare(self, predicted: Peaks) -> None:
+        """Say and log how far the prediction is from the peaks of this process."""
         import torch
 
-        number = max(range(torch.cuda.device_count()), key=torch.cuda.max_memory_reserved)
+        number = max(range(torch.cuda.device_count()), key=torch.cuda.max_memory_reserved, default=0)
         measured = Peaks(torch.cuda.max_memory_allocated(number), torch.cuda.max_memory_reserved(number))
+        if not measured.allocated_bytes:
+            _say(f"predicted {predicted}, and nothing was measured: this process itself used no GPU.")
+            return
         error_percent = 100 * (predicted.allocated_bytes / measured.allocated_bytes - 1)
         self._log({**measured.metrics(), "prediction_error_percent": error_percent})
         _say(f"predicted {predicted}, measured {measured}: {error_percent:+.2f} % allocated.")

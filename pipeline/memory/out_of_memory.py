@@ -63,7 +63,8 @@ _DEVICE = re.compile(r"GPU (\d+)(?:;| has)")
 _OTHER_PROCESS = re.compile(rf"Process (\d+) has ({_SIZE}) memory in use")
 _MPS_FIELDS = re.compile(rf"MPS allocated: ({_SIZE}), other allocations: ({_SIZE}), max allowed: ({_SIZE})")
 _CPU_BYTES = re.compile(r"you tried to allocate (\d+) bytes", re.IGNORECASE)
-_RANK = re.compile(r"\[(?:default)?(?:rank)?(\d+)\]:?|\b[Rr]ank[ =:]?(\d+)\b")
+_RANK = re.compile(r"\[(?:default|rank)(\d+)\]|:\d+:\d+ \[(\d+)\] (?:\S+ )?NCCL|\b[Rr]ank[ =:]?(\d+)\b")
+"""How torchrun, NCCL (host:process:thread [rank]) and others write it; any other number in brackets may be anything."""
 _BREAK = re.compile(r"\s*\n(?:\[\w+\]: ?)?[\s#>|]*")
 """Where a log has broken a message, with the marks of comments and quotations at the beginning of a line."""
 _LONGEST = 6000
@@ -138,6 +139,13 @@ class OutOfMemoryMessage:
         if self.total_bytes is None or self.free_bytes is None or self.reserved_bytes is None:
             return None
         return max(0, self.total_bytes - self.free_bytes - self.reserved_bytes)
+
+    @property
+    def likely_others_bytes(self) -> int:
+        """What is others' for certain, or else neither free, nor torch's, nor what a process has beside it at most."""
+        if self.others_bytes is not None:
+            return self.others_bytes
+        return max(0, (self.beside_bytes or 0) - _MOST_BESIDE)
 
     @property
     def available_bytes(self) -> int | None:
@@ -250,7 +258,7 @@ def _of_mps(text: str, rank: int | None) -> OutOfMemoryMessage:
 def _rank_of(log: str, index: int) -> int | None:
     """Return the rank that the beginning of a message's line names, as torchrun and NCCL write it."""
     found = _RANK.search(log, log.rfind("\n", 0, index) + 1, index)
-    return None if found is None else int(found[1] or found[2])
+    return None if found is None else int(next(filter(None, found.groups())))
 
 
 def _size_of(found: "re.Match[str] | None") -> int | None:

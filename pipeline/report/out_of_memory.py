@@ -95,6 +95,12 @@ def _cause(message: OutOfMemoryMessage) -> str:
             f"The card says that there was room: {begin}. Another process may have held it for a moment, or the "
             "driver refused, as it does on Windows and WSL, or under a limit that it does not name."
         )
+    likely = message.likely_others_bytes
+    if likely >= WORTH_MENTIONING * total and free + likely >= asked:
+        return (
+            f"{size(message.beside_bytes or 0)} of the card are neither free nor torch's, which has reserved "
+            f"{size(message.reserved_bytes or 0)}: other processes or libraries hold the most of it: {begin}."
+        )
     return f"The process itself fills the card: {begin}."
 
 

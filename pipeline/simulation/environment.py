@@ -99,15 +99,32 @@ def python_of(command: Sequence[str]) -> Path:
             f"the command must be on this machine, and {command[0]!r} is not; write it as in a shell: "
             "fitproof simulate --gpu t4 -- python train.py"
         )
-    with Path(found).open("rb") as file:
-        line = file.readline(4096)
-    words = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
-    words = words[1:] if words and Path(words[0]).name == "env" else words
-    for name in (found, *words[:1], "python", "python3"):
+    for name in (found, *_first_words(Path(found))[:1], "python", "python3"):
         program = shutil.which(name)
-        if program is not None and Path(program).name.startswith("python"):
+        if program is not None and is_python(program):
             return _executable(program)
     raise InvalidInputError(f"a simulated card runs Python, and {command[0]!r} starts none that is on the path; add it")
+
+
+def is_python(program: str) -> bool:
+    """Whether a program is Python, or starts as it, as a shim does."""
+    return Path(program).name.startswith("python")
+
+
+def is_script(program: Path) -> bool:
+    """Whether Python can read a program: its first line names Python, or pip's shell that starts it by a long path."""
+    words = _first_words(program)
+    with program.open("rb") as file:
+        has_long_path = file.read(4096).startswith(b"#!/bin/sh\n'''exec' ")
+    return has_long_path or (bool(words) and is_python(words[0]))
+
+
+def _first_words(program: Path) -> list[str]:
+    """Return what a script's first line starts it by, without env."""
+    with program.open("rb") as file:
+        line = file.readline(4096)
+    words = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
+    return words[1:] if words and Path(words[0]).name == "env" else words
 
 
 @cache

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import kill_family, kill_those_with, unreadable
 from pipeline.base.units import MIB
 from pipeline.simulation.cards import UNLIMITED_MIB, Card
-from pipeline.simulation.environment import environment, python_of
+from pipeline.simulation.environment import environment, is_python, is_script, python_of
 from pipeline.simulation.hook import objects, ranks
 from pipeline.simulation.install import install, installed
 from pipeline.simulation.peers import SECONDS_TO_END, Peers
@@ -109,7 +110,15 @@ def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
         if not is_this_environment or not (may_install or installed()):
             raise
         program = str(shutil.which(command[0]))
-        return (str(install()), *([] if Path(program) == python else [program]), *command[1:])
+        if is_python(program):
+            return (str(install()), *command[1:])
+        if is_script(Path(program)):
+            return (str(install()), program, *command[1:])
+        raise InvalidInputError(
+            f"where torch is a build for CPUs, the command must be Python or a script of it, and {command[0]!r} starts "
+            "Python on its own; write what it starts, as python train.py or python -m torch.distributed.run train.py, "
+            "with variables in front: A=1 fitproof ..."
+        ) from None
     return tuple(command)
 
 

@@ -1,13 +1,11 @@
 """Predicts the memory of commands: each runs once on a simulated card with room, and is kept in the cache folder."""
 
-import hashlib
-import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from threading import Event
@@ -18,8 +16,8 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import cores
 from pipeline.base.progress import progress
 from pipeline.config.command import Command, remedies
-from pipeline.config.command_template import Template
 from pipeline.memory.work import Work
+from pipeline.prediction.commands.conditions import conditions, sources_of
 from pipeline.prediction.commands.simulation import WORK_HOOK, Verdict, simulate
 from pipeline.prediction.prediction_cache import cache_file, read_cached, write_cached
 from pipeline.simulation.cards import Card
@@ -27,16 +25,8 @@ from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.run import Simulate, on_cuda_build, with_room
 from pipeline.simulation.torch_build import TorchBuild, find_torch
 
-MEMORY = Path(__file__).parents[2] / "memory"
-COUNTERS = ("work", "work_counter", "flops", "collectives", "attention_saved")
-COUNTING = (WORK_HOOK, *(MEMORY / f"{module}.py" for module in COUNTERS))
-"""Files on which the work depends that is counted of a command."""
 LAST_LINES = 5
 """Last lines of a command's output that are said when it fails."""
-LARGEST_FOLDER = 2000
-"""Files of the scripts' folders that are looked at, at most, to tell whether a script has changed."""
-VARIABLES = ("CUDA_", "PYTORCH_", "TORCH_", "NVIDIA_")
-"""How the names of environment variables begin on which memory may depend."""
 ONE_THREAD = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
 """Of a command on the host: as many commands run at a time as there are cores."""
 _NEED_VALUES = set[tuple[str, ...]]()
@@ -70,10 +60,11 @@ def predict_commands(commands: Sequence[Command], card: Card, may_install: bool)
     first = on_cuda_build(commands[0].words, may_install)
     environment(card, python=python_of(first))  # so that one thread alone installs and compiles what all need
     outcomes, stop = [], Event()
+    predict = partial(_predict, sources=sources_of(commands), card=card, may_install=may_install, stop=stop)
     text = f"simulating {len(commands)} commands on {card.name}"
     with ThreadPoolExecutor(max(1, len(cores()))) as pool, progress(text, len(commands)) as advance:
         try:
-            for outcome in pool.map(partial(_predict, card=card, may_install=may_install, stop=stop), commands):
+            for outcome in pool.map(predict, commands):
                 outcomes.append(outcome)
                 advance(1)
         except BaseException:  # the pool is left once what runs in it has ended
@@ -82,9 +73,11 @@ def predict_commands(commands: Sequence[Command], card: Card, may_install: bool)
     return outcomes
 
 
-def _predict(command: Command, card: Card, may_install: bool, stop: Event) -> Predicted:
+def _predict(
+    command: Command, sources: Sequence[tuple[str, str]], card: Card, may_install: bool, stop: Event
+) -> Predicted:
     build = _build(python_of(on_cuda_build(command.words, may_install)))
-    file = cache_file(_conditions(command, build, card))
+    file = cache_file(conditions(command, build, card, sources))
     if (cached := read_cached(file, PREDICTION)) is not None:
         return cached
     folder = Path(tempfile.mkdtemp(prefix="fitproof-"))
@@ -135,33 +128,6 @@ def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
     return "\n".join([*said, *remedies("\n".join(said))])
 
 
-def _conditions(command: Command, build: TorchBuild, card: Card) -> str:
-    """Return what the memory depends on: the command, its files, its variables, the card and torch."""
-    variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
-    facts = [
-        *(
-            list(CommandPrediction.__dataclass_fields__),
-            list(command.words),
-            dict(command.files),
-            dict(command.environment),
-            variables,
-            command.world_size,
-            [hashlib.sha256(file.read_bytes()).hexdigest() for file in COUNTING],
-        ),
-        *(asdict(replace(card, memory_mib=0)), build.version, str(build.folder)),
-        *(Template(command.words).digests, list(_sources(command.words)), str(Path.cwd())),
-    ]
-    return json.dumps(facts, sort_keys=True)
-
-
 @cache
 def _build(python: Path) -> TorchBuild:
     return find_torch(python)
-
-
-def _sources(words: Sequence[str]) -> Iterable[tuple[str, int, int]]:
-    """Yield name, size and time of the Python files beside the scripts of a command, which they may import."""
-    folders = dict.fromkeys(Path(word).parent for word in words if word.endswith(".py") and Path(word).is_file())
-    files = [file for folder in folders for file in [*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))]]
-    for file in files[:LARGEST_FOLDER]:
-        yield str(file), file.stat().st_size, file.stat().st_mtime_ns

@@ -17,6 +17,8 @@ MakeOptimizer = Callable[..., torch.optim.Optimizer]
 
 def three_steps(model: Model, inputs: Inputs, make_optimizer: MakeOptimizer) -> None:
     """Train a module on these inputs; a callable makes it on the card, and one on the device meta gets its memory."""
+    if isinstance(inputs, Mapping):
+        inputs = dict(inputs)  # what a tokenizer returns is a leaf for tree_map
     module = _on_card(model)
     optimizer = make_optimizer(module.parameters())
     for _ in range(NUM_STEPS):
