@@ -199,7 +199,7 @@ def _pytest(item: pytest.Item, folder: str) -> Iterator[str]:
 
 def _call(words: list[str], config: pytest.Config) -> tuple[int, str, str]:
     """Return a command's exit code, its stdout and its stderr; it is ended if this process is interrupted."""
-    known = config.stash[KNOWN_BEFORE]
+    known = config.stash.get(KNOWN_BEFORE, vars(config.option).keys())  # none, if a conftest file loads the plugin
     own = [name for name in vars(config.option) if name not in known]
     options = {name: getattr(config.option, name) for name in (*OUTPUT_OPTIONS, *own)}
     kept = {name: value for name, value in options.items() if isinstance(value, str | int | float | list | None)}

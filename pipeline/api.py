@@ -64,6 +64,11 @@ def longest(**settings: "Unpack[PlanOptions]") -> "Plan":
         InvalidInputError: a setting is wrong, as for the command.
 
     """
+    from pipeline.base.errors import InvalidInputError
+
+    length = settings.get("sequence_length", "auto")
+    if length != "auto":
+        raise InvalidInputError(f"longest finds sequence_length, and {length} is given; leave it out, or call plan")
     whole: Any = {**settings, "sequence_length": "auto"}
     return plan(**whole)
 
@@ -195,7 +200,7 @@ def _console() -> "Console":
     """Return stderr as a console, which shows nothing unless it is a terminal or a notebook."""
     from rich.console import Console
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     console.quiet = not (console.is_terminal or console.is_jupyter)
     return console
 

@@ -228,6 +228,7 @@ def test_finetune_returns_what_its_command_finds(tmp_path: Path, monkeypatch: py
     [
         (fitproof.finetune, {"kind": "lorra"}, "kind must be auto or one of full, .*, and is 'lorra'"),
         (fitproof.finetune, {"gpu": "unknown"}, "no card is called 'unknown'"),
+        (fitproof.longest, {"sequence_length": 512}, "longest finds sequence_length, and 512 is given; leave it out"),
         (fitproof.profile, {"precison": "fp32"}, "no setting is called precison; did you mean precision"),
         (fitproof.compare, {}, "compare needs runs"),
         (fitproof.export, {"config": "absent.yaml"}, "absent.yaml must be a readable file"),

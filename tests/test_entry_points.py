@@ -14,7 +14,7 @@ import pytest
 import yaml
 from finished import SETTINGS, Done
 from mlflow.entities import Run
-from project import Project
+from project import SMALL, Project
 
 from pipeline.config.entry_points import SINGLE
 from pipeline.report.findings import read_findings
@@ -423,3 +423,15 @@ def test_results_are_on_local_disk_too(project: Project, done: Done) -> None:
         assert content["result"]["outcome"] == "ok"
         assert content["metrics"]["final_loss"] == content["result"]["steps"][-1]["loss"]
     assert not list(project.folder.glob("runs/**/*.part"))
+
+
+def test_variants_whose_names_differ_in_signs_have_folders_of_their_own(tmp_path: Path) -> None:
+    project = Project.copy(tmp_path / "project")
+    variants = {name: {} for name in ("batch <= 2", "batch > 2", "..")}
+    comparison = {"baseline": "..", "variants": variants}
+    values = {"question": "Which?", "comparisons": {"signs": comparison}}
+    (project.folder / "experiments" / "signs.yaml").write_text(yaml.safe_dump(values))
+    done = project.here("signs", {**SMALL, "repeats": "0"})
+    assert done.returncode == 0, done.stderr
+    steps = [file.read_text().splitlines() for file in project.folder.glob("runs/*-signs-*/*/steps.jsonl")]
+    assert [len(lines) for lines in steps] == [4, 4, 4]

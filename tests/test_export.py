@@ -592,3 +592,13 @@ def test_a_wrong_setting_gives_a_clear_error(
     (tmp_path / "best.yaml").write_text(tiny().to_yaml())
     assert main(["handover", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_with_files_of_ones_own_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("mine")
+    config = tmp_path / "best.yaml"
+    config.write_text(tiny().to_yaml())
+    assert main(["export", "--config", str(config), "--output", str(tmp_path)]) == 2
+    assert (tmp_path / "train.py").read_text() == "mine" and not (tmp_path / "README.md").exists()
+    for _ in range(2):
+        assert main(["export", "--config", str(config), "--output", str(tmp_path / "new")]) == 0

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import pytest
 import yaml
 from conftest import ROOT, own_cache
 from mlflow.entities import Run
+from processes import command_line, wait_for
 from project import new_store
 from test_simulate import CUDA_PYTHON, needs_cuda_build
 
@@ -567,6 +569,20 @@ def test_ranks_are_those_of_the_process_group_where_no_launcher_says_them(folder
     made = problem(f"{sys.executable} spawned.py {{--x}}", world_size=2, num_steps=3, time_limit=100)
     result = execute(made.runnable({"x": False}), folder / "log")
     assert (result.outcome, len(result.steps)) == ("ok", 3), result.detail
+
+
+def test_a_killed_run_leaves_no_process_and_no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "tmp"))
+    (folder / "it.yaml").write_text("x: 1\n")
+    made = problem("bash -c 'sleep 4747 & exec sleep 4747' it.yaml", patch="it.yaml x=1,2", time_limit=2)
+    result = execute(made.runnable({"x": 1}), folder / "log")
+    assert result.outcome == "timed_out"
+    wait_for(lambda: "4747" not in " ".join(map(command_line, psutil.process_iter())), "the end of the command")
+    left = problem("bash -c 'sleep 4748 & exit 3' it.yaml", patch="it.yaml x=1,2")
+    assert execute(left.runnable({"x": 1}), folder / "log").outcome == "crashed"
+    assert "4748" not in " ".join(map(command_line, psutil.process_iter()))
+    assert not list((folder / "tmp").rglob("it.yaml"))
 
 
 def problem(command: str, **others: Any) -> CommandProblem:

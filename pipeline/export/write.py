@@ -12,6 +12,8 @@ from pipeline.export.facts import Facts, facts_for, facts_of
 from pipeline.export.literals import LINE_LENGTH
 from pipeline.export.target import Target, render
 
+HEADING = "# A measured configuration for other frameworks"
+"""How the README.md of an export begins."""
 TARGETS = discover("export.targets", Target)  # type: ignore[type-abstract]
 
 
@@ -69,6 +71,12 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
         InvalidInputError: the folder cannot be written.
 
     """
+    own = next((name for name in files if (folder / name).exists()), None)
+    if own is not None and not _is_export(folder):
+        raise InvalidInputError(
+            f"the folder of the files must be new or of an earlier export, and {folder} has a {own} of its own; set "
+            "output to another"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -77,6 +85,12 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
         raise InvalidInputError(
             f"the folder of the files must be writable, and {folder} is not ({error.strerror}); set output to another"
         ) from error
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether a folder has the files of an export."""
+    readme = folder / "README.md"
+    return readme.is_file() and readme.read_text(errors="replace").startswith(HEADING)
 
 
 def _with_warnings(file: str, text: str, facts: Facts) -> str:

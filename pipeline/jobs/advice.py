@@ -28,6 +28,8 @@ class ProfiledRun:
     """Size of the vocabulary; 0 without tokens."""
     can_chunk_loss: bool
     """Whether loss_kernel=chunked is another setting that the model takes."""
+    can_checkpoint: bool
+    """Whether checkpointing=every_layer is another setting that the model takes."""
     autocast: str
     """The 16-bit value of precision that suits the device."""
     memory: MemoryProfile | None
@@ -81,7 +83,7 @@ def _activations(profiled: ProfiledRun) -> Advice | None:
         return None
     text = "Activations kept for the backward pass dominate the peak."
     evidence = f"activations at the peak, without logits: {size / MIB:,.1f} MiB, {percent:.0f} %"
-    if profiled.row.params["checkpointing"] == "none":
+    if profiled.row.params["checkpointing"] == "none" and profiled.can_checkpoint:
         return Advice(text=text, evidence=evidence, setting="checkpointing=every_layer")
     return _other_cut(text, evidence, profiled, larger=False)
 

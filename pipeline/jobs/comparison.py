@@ -1,5 +1,6 @@
 """The entry points that compare variants, and `main`: what does each variant cost, and what does it save?"""
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -114,6 +115,8 @@ class _Measuring:
         self._page = LivePage(job.folder, console)
         self._runs: list[tuple[Run, Observer] | None] = []
         """The first run of each row, and the observer that mirrors it in MLflow; None where it was skipped."""
+        self._folders = {"plots"}
+        """Names of the folders in that of the job."""
         self.rows: list[Row] = []
         """What was measured, with the metrics of first runs."""
 
@@ -198,7 +201,7 @@ class _Measuring:
         this = Run(
             name=name,
             runnable=variant.experiment,
-            folder=self._job.folder / folder_name(name),
+            folder=self._job.folder / self._new_folder(name),
             labels={"comparison": comparison.name, "variant": variant.name, "baseline": str(is_baseline).lower()},
         )
         observer = self._job.children.observer()
@@ -214,6 +217,14 @@ class _Measuring:
         timings = (timing,) if timing is not None else ()
         prediction = summary.tags.get(PREDICTION)
         return make_row(result=result, skipped=None, metrics=summary.metrics, timings=timings, prediction=prediction)
+
+    def _new_folder(self, name: str) -> str:
+        """Return the name of a folder of the variant's own: those of names that differ in signs alone are numbered."""
+        base = folder_name(name).strip(".") or "run"
+        candidates = (base if number == 1 else f"{base}-{number}" for number in itertools.count(1))
+        folder = next(each for each in candidates if each not in self._folders)
+        self._folders.add(folder)
+        return folder
 
     def _run_again(self, number: int) -> float:
         """Run the variant of a row again until its median step time is known, and return the seconds that it took."""

@@ -124,14 +124,15 @@ def profiled_of(experiment: Experiment, row: Row, profile: Profile) -> "Profiled
     """Return what the advice is derived from."""
     from pipeline.jobs.advice import ProfiledRun
 
-    chunked, bf16 = (
+    chunked, bf16, checkpointed = (
         Experiment(experiment.settings.model_copy(update=change))
-        for change in ({"loss_kernel": "chunked"}, {"precision": "bf16"})
+        for change in ({"loss_kernel": "chunked"}, {"precision": "bf16"}, {"checkpointing": "every_layer"})
     )
     return ProfiledRun(
         row=row,
         vocabulary_size=experiment.description.vocabulary_size or experiment.prepare().vocabulary_size,
         can_chunk_loss=experiment.params()["loss_kernel"] == "full" and chunked.unsupported() is None,
+        can_checkpoint=checkpointed.unsupported() is None,
         autocast="bf16" if bf16.unsupported() is None else "fp16",
         memory=profile.memory_profile,
         time=profile.time_profile,

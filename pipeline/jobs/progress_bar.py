@@ -111,7 +111,8 @@ class ProgressBar(Listener):
             piece.num_lines += 1
             return
         if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[share]}"))
+            texts = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[share]}"))
+            columns = (next(texts), BarColumn(20), next(texts))
             times = (TimeElapsedColumn(), TimeRemainingColumn(elapsed_when_finished=True))
             self._bar = Progress(
                 *columns, *times, console=self._console, transient=True, refresh_per_second=REFRESHES_PER_SECOND

@@ -24,8 +24,12 @@ from pipeline.searching.workers import local_workers, run_trials_with
 
 SAME_MACHINE = (
     "The search was started on this machine too: on one device both slow each other's trials and share its memory. "
-    "Give each GPUs of its own with CUDA_VISIBLE_DEVICES."
 )
+OWN_DEVICES = {
+    "cpu": "Give each cores of its own, as with taskset -c 0-3.",
+    "cuda": "Give each GPUs of its own with CUDA_VISIBLE_DEVICES.",
+}
+"""How both have devices of their own, by kind of device."""
 
 
 class WorkerSettings(Settings):
@@ -71,7 +75,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     sampler = make_sampler(problem)
     say_notes(console, not_predicted_notes(sampler.candidates) if sampler else ())
     if session.host == socket.gethostname():
-        say_notes(console, (SAME_MACHINE,))
+        say_notes(console, (SAME_MACHINE + OWN_DEVICES[problem.base.device.type],))
     study = StoredStudy(
         settings.storage, settings.study, problem.directions, problem.identity, problem.settings.worker_timeout
     )

@@ -98,7 +98,7 @@ def read_findings(folder: Path) -> Findings:
             ) from error
         raise InvalidInputError(
             f"{file} must be what this version of Fitproof writes, and cannot be read as that; its report.html is "
-            "complete; for a new one run its command again, or use the version that wrote it (git_commit in "
+            "complete; for a new one run its command again, or use the version that wrote it (fitproof in "
             "environment.json)"
         ) from error
     return found

@@ -19,6 +19,8 @@ LONG_CHARACTERS = 45
 """Text longer than this may be wrapped."""
 GAP = 2
 """Characters between two columns in the terminal."""
+MOST_ROWS = 300
+"""Rows that a table shows at most, unless it says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +36,10 @@ class Table:
     note: str | None = None
     """A line below the table."""
     num_in_terminal: int | None = None
-    """Number of rows, from the first, that the terminal shows; None for all, 0 omits the table."""
+    """Number of rows, from the first, that the terminal shows; None for MOST_ROWS, 0 omits the table."""
     expendable: tuple[str, ...] = ()
     """Columns that a terminal without room for all leaves out, the first one first; the CSV file has all."""
-    num_on_page: int = 300
+    num_on_page: int = MOST_ROWS
     """Number of rows, from the first, that the page and MLflow's description show; the CSV file has all."""
 
     @classmethod
@@ -58,9 +60,13 @@ class Table:
     @cached_property
     def lines(self) -> list[list[str]]:
         """The cells on the page as text, row by row; a missing value is empty."""
+        return self._rows(self.num_on_page)
+
+    def _rows(self, num_rows: int) -> list[list[str]]:
+        """Return the cells of the first rows as text."""
         return [
             [self._written(heading, value) for heading, value in zip(self.headings, values, strict=True)]
-            for values in self._filled.head(self.num_on_page).itertuples(index=False)
+            for values in self._filled.head(num_rows).itertuples(index=False)
         ]
 
     @property
@@ -70,7 +76,7 @@ class Table:
 
     def first(self, num_rows: int) -> pd.DataFrame:
         """Return the first rows as text."""
-        return pd.DataFrame(self.lines[:num_rows], columns=self.headings)
+        return pd.DataFrame(self._rows(num_rows), columns=self.headings)
 
     def is_numeric(self, heading: str) -> bool:
         """Whether a column holds numbers, which are aligned right and sorted by value."""
@@ -78,7 +84,7 @@ class Table:
 
     def to_terminal(self, width: int) -> TerminalTable:
         """Return the table for rich, for a terminal of so many characters."""
-        shown = self.lines[: self.num_in_terminal]
+        shown = self._rows(MOST_ROWS if self.num_in_terminal is None else self.num_in_terminal)
         places, fits = self._places(shown, width)
         left_out = [name for place, name in enumerate(self.headings) if place not in places and name]
         without = f"More columns in {self.name}.csv: {', '.join(left_out)}." if left_out else ""

@@ -1,14 +1,15 @@
 """Runs a training command in a process of its own, and receives the optimizer steps that its hook reports."""
 
+import contextlib
 import json
 import math
 import os
 import selectors
+import signal
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,31 +38,32 @@ NO_STEP = (
 NOT_ON_GPU = "it took its optimizer steps without memory of the GPU; let it train there, or set --device cpu"
 
 
-def run_command(command: Command, _: None, emit: Callable[[Any], None], *, stop: Stop) -> None:
+def run_command(command: Command, _: None, emit: Callable[[Any], None], *, stop: Stop, folder: Path) -> None:
     """Run the command, emit its optimizer steps, and end it once `stop` or its number of steps says so.
 
-    It exits with the command's exit code if the command fails.
+    Its copies of patched files are in `folder`. It exits with the command's exit code if the command fails.
     """
-    with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-        path = str(Path(folder, "socket"))
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(path)
-            server.listen()
-            words = command.with_copies(Path(folder))
-            try:
-                with unreadable() as stdin:
-                    process = subprocess.Popen(  # in a session of its own it cannot ask at the terminal, and wait
-                        words, env=_variables(command, path), stdin=stdin, start_new_session=True
-                    )
-            except OSError as error:
-                emit(Failed(Outcome.CRASHED, f"{words[0]} cannot be started ({error.strerror}); {NAMED}"))
-                return
-            try:
-                received = _Received(command, emit, stop, process.pid)
-                _receive(server, received, process)
-            finally:
-                kill_family(process.pid, SECONDS_TO_END)
-                exit_code = process.wait()
+    path = str(folder / "socket")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        words = command.with_copies(folder)
+        try:
+            with unreadable() as stdin:
+                process = subprocess.Popen(  # in a session of its own it cannot ask at the terminal, and wait
+                    words, env=_variables(command, path), stdin=stdin, start_new_session=True
+                )
+        except OSError as error:
+            emit(Failed(Outcome.CRASHED, f"{words[0]} cannot be started ({error.strerror}); {NAMED}"))
+            return
+        try:
+            received = _Received(command, emit, stop, process.pid)
+            _receive(server, received, process)
+        finally:
+            kill_family(process.pid, SECONDS_TO_END)
+            exit_code = process.wait()
+            with contextlib.suppress(ProcessLookupError):  # what it has left in its session
+                os.killpg(process.pid, signal.SIGKILL)
     received.conclude(exit_code)
 
 

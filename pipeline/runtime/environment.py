@@ -15,6 +15,8 @@ import torch
 from pipeline.base.errors import differing
 from pipeline.memory.device import device_name, total_bytes
 
+PROJECT = Path(__file__).parents[2]
+"""The checkout, or the folder in which the package is installed."""
 PACKAGES = ("torch", "transformers", "tokenizers", "optuna")
 """Packages of which all workers of a study need the same version."""
 
@@ -22,6 +24,8 @@ PACKAGES = ("torch", "transformers", "tokenizers", "optuna")
 @lru_cache
 def environment(device: torch.device) -> dict[str, str]:
     """Return the versions and hardware, by name; what is not available is left out."""
+    root = _git("rev-parse", "--show-toplevel")
+    is_checkout = root is not None and Path(root).resolve() == PROJECT.resolve()
     facts = {
         "device_name": device_name(device),
         "device_memory_mib": f"{total_bytes(device) / 2**20:.0f}",
@@ -34,9 +38,11 @@ def environment(device: torch.device) -> dict[str, str]:
         "cuda": torch.version.cuda,
         "driver": _driver() if device.type == "cuda" else None,
         "allocator": allocator_configuration(),
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_changes": "yes" if _git("status", "--porcelain", "--untracked-files=no") else "no",
+        "fitproof": version_of("fitproof"),
     }
+    if is_checkout:
+        facts["git_commit"] = _git("rev-parse", "HEAD")
+        facts["git_changes"] = "yes" if _git("status", "--porcelain", "--untracked-files=no") else "no"
     return {name: value for name, value in facts.items() if value}
 
 
@@ -83,10 +89,9 @@ def _driver() -> str | None:
 
 def _git(*words: str) -> str | None:
     """Return the output of a git command in this project; None without git or outside of a checkout."""
-    folder = Path(__file__).parent
     try:
         answer = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
+            ["git", "-C", str(PROJECT), *words], capture_output=True, text=True, check=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -40,4 +40,5 @@ def killed(exit_code: int, who: str = "") -> Failed:
     """Return what the end of a process by a signal is, from its negative exit code; `who` is its name, if any."""
     if exit_code == -signal.SIGKILL:
         return Failed(Outcome.OUT_OF_MEMORY, f"{who}killed by SIGKILL, probably by the kernel for lack of memory")
-    return Failed(Outcome.CRASHED, f"{who}signal {signal.Signals(-exit_code).name}")
+    is_named = -exit_code in {each.value for each in signal.Signals}  # but for most of the real-time ones
+    return Failed(Outcome.CRASHED, f"{who}signal {signal.Signals(-exit_code).name if is_named else -exit_code}")

@@ -152,7 +152,9 @@ def execute(
     progress = CONTEXT.RawArray("Q", runnable.num_ranks_here)
     folder = tempfile.TemporaryDirectory()  # of this process, which outlives one that is killed
     rendezvous_file = Path(folder.name, "store")
-    work = work or partial(run_command if isinstance(runnable, Command) else train, stop=stop)
+    if work is None and isinstance(runnable, Command):
+        work = partial(run_command, stop=stop, folder=Path(folder.name))
+    work = work or partial(train, stop=stop)
     variables = dict(os.environ)
     arguments = (runnable, sender, log_file, work, placement, progress, rendezvous_file, variables)
     # a daemonic process could not start its ranks
