@@ -500,8 +500,10 @@ def test_a_model_that_is_not_of_transformers_has_all_files_but_the_script() -> N
     absent = "There are no files for plain PyTorch, TRL and axolotl: transformers does not build encoder_stack"
     assert absent in files["README.md"]
     module = tiny(**with_corpus_of("encoder_stack")).model.build("encoder_stack", 0).module
-    executed(files["accelerate_setup.py"])["prepare_model"](module)
+    made = executed(files["accelerate_setup.py"])
+    made["prepare_model"](module)
     assert all("partial" in str(layer.forward) for layer in module)
+    assert "optimizer_step" not in made and "Its loss is of no labels" in files["README.md"]
 
 
 def test_a_user_model_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:

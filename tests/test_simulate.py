@@ -179,7 +179,7 @@ def test_what_the_time_limit_cut_short_is_not_known_of_a_card_with_room_either(t
     script = SCRIPT.replace("optimizer.zero_grad()", "optimizer.zero_grad()\n    time.sleep(600)")
     train_py.write_text(f"import time{script}")
     command = [str(CUDA_PYTHON), "train.py", "64"]
-    found = simulate_here(command=command, gpu="t4", budget="60MiB", time_limit=10)
+    found = simulate_here(command=command, gpu="t4", budget="60MiB", time_limit=30)
     assert (found.verdict, found.largest.num_steps, found.smallest_bytes) == ("does not fit", 1, None)
     assert "On a card with room the time limit ended it after 1 optimizer steps: what it needs" in " ".join(found.notes)
 

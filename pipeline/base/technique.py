@@ -164,8 +164,13 @@ class Exported:
     @property
     def needs_python(self) -> bool:
         """Whether a file without code, such as JSON, cannot express it: it has no arguments, but code."""
-        changes_optimizer = {self.optimizer, self.finished_optimizer} != {"{optimizer}"}
+        changes_optimizer = self.optimizer != "{optimizer}" or self.wraps_optimizer
         return not self.arguments and bool(self.code or self.prepare or changes_optimizer)
+
+    @property
+    def wraps_optimizer(self) -> bool:
+        """Whether it makes something of the optimizer of all techniques, and of the parameters that this has."""
+        return self.finished_optimizer != "{optimizer}"
 
 
 class Technique(Settings, ABC):

@@ -297,7 +297,7 @@ def facts_for(
     """
     exports = {technique: technique.export(target) for technique in _others(experiment, known)}
     if experiment.settings.sharding == "fsdp" and target in OF_ACCELERATE:  # type: ignore[attr-defined]
-        exports = {each: own if own is None or not own.finished_optimizer else None for each, own in exports.items()}
+        exports = {each: None if own and own.wraps_optimizer else own for each, own in exports.items()}
     if not takes_code:
         exports = {each: None if exported and exported.needs_python else exported for each, exported in exports.items()}
     missing = [

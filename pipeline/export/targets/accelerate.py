@@ -15,9 +15,7 @@ class Accelerate(Target):
     )
 
     def files(self, facts: Facts) -> dict[str, str]:
-        """Return the launcher's file, and the functions for a script, of a loss over labels."""
-        if not facts.has_labels:
-            return {}
+        """Return the launcher's file, and the functions for a script."""
         return {
             "accelerate.yaml": render(
                 "accelerate.yaml.jinja", facts, notes=self.differences(facts), command=_command(facts)
@@ -34,6 +32,8 @@ class Accelerate(Target):
             notes.append(
                 "The launcher's file has no key for checkpointing: call prepare_model(model) of accelerate_setup.py."
             )
+        if not facts.has_labels:
+            notes.append("Its loss is of no labels: accelerate_setup.py has no optimizer_step, which the script takes.")
         if facts.scales_loss:
             notes.append("fp16 needs a GPU: Accelerate refuses it on a CPU.")
         return notes
