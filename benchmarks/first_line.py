@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 import torch
+from checkout import BINARIES, ROOT, environment_of
 from entry_points import SHOWN
-from processes import BINARIES, ROOT, environment_of
 
 from pipeline.config.entry_points import TOOLS, entry_points
 from pipeline.runtime.environment import environment

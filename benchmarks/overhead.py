@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from checkout import ROOT, environment_of
 from entry_points import SHOWN
-from processes import ROOT, environment_of
 from start_up import STAGES, start_up
 
 from pipeline.config.settings import RunSettings

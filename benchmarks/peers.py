@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checkout import ROOT
 from exit_code import Deadline, exit_code_of
 from journal import Journal
 from peer_run import BARE, PEERS, run
 from peers_cases import CONFIGURATIONS, FRAMEWORKS, MODELS, Case, about_machine, cases_of, conditions_of, schedule
 from peers_page import page
 from peers_picture import plot
-from processes import ROOT
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome

@@ -32,8 +32,8 @@ from typing import Any
 import mlflow
 import numpy as np
 import optuna
+from checkout import ROOT, environment_of
 from mlflow.entities import Metric
-from processes import ROOT, environment_of
 
 from pipeline.base.results import Outcome
 from pipeline.config.experiment import make_experiment

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from processes import ROOT, environment_of
+from checkout import ROOT, environment_of
 
 from pipeline.runtime.environment import environment
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
-from processes import BINARIES, ROOT, environment_of
+from checkout import BINARIES, ROOT, environment_of
 
 STAGES = {
     "command starts": "`mlflow run` has started `python -m fitproof main`",

@@ -112,7 +112,7 @@ def limited(**changes: Any) -> SearchFindings:
     ("found", "limit", "change"),
     [
         (limited(remaining_improvement=0.06), "the number of trials", {"num_trials": "6"}),
-        (limited(remaining_improvement=0.0), NOISE, {"num_trials": "6"}),
+        (limited(remaining_improvement=0.0), NOISE, {"num_trials": "6", "gap": "0.003"}),
         (replace(limited(remaining_improvement=0.06), num_trials=9), "the number of trials", {}),
         (replace(limited(remaining_improvement=0.0), num_trials=9), NOISE, {"gap": "0.003"}),
     ],

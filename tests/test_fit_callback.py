@@ -184,6 +184,7 @@ def test_a_trainer_calls_it(
     monkeypatch.chdir(project.folder)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(FitCallback, "_end", lambda self: sys.stderr.write("the end\n"))
+    monkeypatch.setattr("mlflow.tracking._tracking_service.utils._tracking_uri", None)  # which both set for good
     exec(START + OF_FRAMEWORK[framework], {"__name__": framework})
     said = capsys.readouterr().err
     [first] = lines_of(said)

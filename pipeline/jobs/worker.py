@@ -74,8 +74,6 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     workers = local_workers(problem, settings.workers)
     sampler = make_sampler(problem)
     say_notes(console, not_predicted_notes(sampler.candidates) if sampler else ())
-    if session.host == socket.gethostname():
-        say_notes(console, (SAME_MACHINE + OWN_DEVICES[problem.base.device.type],))
     study = StoredStudy(
         settings.storage, settings.study, problem.directions, problem.identity, problem.settings.worker_timeout
     )
@@ -86,6 +84,8 @@ def worker(settings: WorkerSettings, console: Console) -> int:
         proposer = make_proposer(problem, study, sampler)
         lines = _Lines(console, partial(children.lost, study.key))
         search = Search(problem, study, proposer, folder, children.observer, lines)
+        if session.host == socket.gethostname():
+            say_notes(console, (SAME_MACHINE + OWN_DEVICES[problem.base.device.type],))
         console.print(f"measuring trials of {settings.study}, {len(workers.executors)} at a time", highlight=False)
         run_trials_with(workers, search, session.deadline)
     console.print(f"the search needs no further trial; results: {folder}", highlight=False)
