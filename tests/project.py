@@ -46,7 +46,7 @@ NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 IN_TURN = """
 import json, pickle, sys
 from pathlib import Path
-sys.path.append("tests")
+sys.path.append(sys.argv[3])
 from project import Project
 done = [Project(Path.cwd()).here(*command) for command in json.loads(sys.argv[1])]
 Path(sys.argv[2]).write_bytes(pickle.dumps(done))
@@ -121,7 +121,7 @@ class Project:
     def in_turn(self, commands: Collection[tuple[str, Mapping[str, str]]]) -> "list[subprocess.CompletedProcess[str]]":
         """Run entry points with their settings one after another, all in one process of their own."""
         with tempfile.NamedTemporaryFile() as file:
-            done = self.call("python", "-c", IN_TURN, json.dumps([*commands]), file.name)
+            done = self.call("python", "-c", IN_TURN, json.dumps([*commands]), file.name, str(Path(__file__).parent))
             assert done.returncode == 0, done.stderr
             results: list[subprocess.CompletedProcess[str]] = pickle.loads(file.read())
             return results
