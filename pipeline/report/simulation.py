@@ -102,7 +102,9 @@ def answer(simulation: Simulation) -> str:
     elif simulation.verdict is Verdict.DOES_NOT_FIT:
         sentences += [_failure(simulation), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
     else:
-        sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"Until then: {needed[0].lower()}{needed[1:]}"]
+        is_shared = (simulation.shared_bytes or 0) > simulation.memory_bytes
+        of = "The largest of them" if is_shared else "Until then"
+        sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"{of}: {needed[0].lower()}{needed[1:]}"]
     sentences += _of_ranks(simulation)
     if simulation.smallest_bytes is not None:
         names = _some(simulation.cards_that_fit) or "none that Fitproof knows"
