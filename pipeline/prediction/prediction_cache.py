@@ -81,6 +81,7 @@ def prediction_file(
     }
     example = {name: (tuple(part.shape), str(part.dtype), id(part)) for name, part in prepared.train.batch([0]).items()}
     tensors = [number for *_, number in example.values()]
+    modules = {type(one).__module__ for one in experiment.techniques}
     parts = (
         sorted(settings.items()),
         identity,
@@ -91,7 +92,7 @@ def prediction_file(
         _card_state(experiment) if target.capability else _cpu_state(),
         asked,
         code_digest(Path(__file__).parent.parent),
-        [module_digest(name) for name in sorted({type(one).__module__ for one in experiment.techniques})],
+        [module_digest(name) for name in sorted(modules) if not name.startswith("pipeline.")],
     )
     return cache_file(repr(parts))
 

@@ -51,10 +51,15 @@ class Candidate:
     smallest_budget_bytes: int | None = None
     """The smallest budget that suffices by its prediction; None: its peak, or any if that is not known."""
 
+    @property
+    def smallest_bytes(self) -> int:
+        """The smallest budget that it may fit; 0 if it has no peak."""
+        smallest_bytes = self.predicted_bytes if self.smallest_budget_bytes is None else self.smallest_budget_bytes
+        return smallest_bytes or 0
+
     def fits(self, budget_bytes: int) -> bool:
         """Whether it may fit a budget: it is predicted to, or has no peak."""
-        smallest_bytes = self.predicted_bytes if self.smallest_budget_bytes is None else self.smallest_budget_bytes
-        return smallest_bytes is None or smallest_bytes <= budget_bytes
+        return self.smallest_bytes <= budget_bytes
 
 
 def make_candidates(

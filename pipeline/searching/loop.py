@@ -32,7 +32,7 @@ from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME
 from pipeline.searching.trials import PLAIN, TRIAL, Proposal, Trial, best_speed, best_trial, label, run_name, trials_in
 from pipeline.searching.verification import has_taken, verify
 from pipeline.training.loop import Stop, never_stop
-from pipeline.training.metrics import Summary
+from pipeline.training.metrics import PASSES_PER_MICRO_BATCH, Summary
 
 SECONDS_BETWEEN_POLLS = 1.0
 """How often to check whether another worker has finished its trial."""
@@ -296,7 +296,7 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
         is_first_plain = one.choice in search.problem.baselines and _have_crashed(search.trials)
         if is_first_plain and (reason := search.problem.why_none_runs(one.choice, result)):
             raise InvalidInputError(reason)
-        if reason := search.problem.contradiction(search.trials, metrics):
+        if PASSES_PER_MICRO_BATCH in metrics and (reason := search.problem.contradiction(search.trials, metrics)):
             raise InvalidInputError(reason)
         return _judged(search, result, metrics)
 

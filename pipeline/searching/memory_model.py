@@ -90,12 +90,8 @@ def probability_of_fit(
     """
     error = posterior(candidates, peak_bytes, budget_bytes, kind, lower_bounds_bytes)
     corrections_NL = np.exp(-error.mean_N[:, None] - error.deviation_N[:, None] * ndtri(LEVELS))
-    fits_NL = np.array(
-        [
-            [one.fits(safe_bytes) for safe_bytes in safe_bytes_L]
-            for one, safe_bytes_L in zip(candidates, (budget_bytes * corrections_NL).astype(int).tolist(), strict=True)
-        ]
-    )
+    smallest_bytes_N = np.array([one.smallest_bytes for one in candidates])
+    fits_NL = smallest_bytes_N[:, None] <= budget_bytes * corrections_NL
     probability_N = np.where(fits_NL.any(axis=1), np.array(LEVELS)[fits_NL.argmax(axis=1)], 0.0)
     unpredicted = [number for number, candidate in enumerate(candidates) if candidate.predicted_bytes is None]
     expected = [number for number, one in enumerate(candidates) if one.is_expected and one.predicted_bytes is not None]

@@ -117,7 +117,8 @@ def with_master_weights(optimizer: torch.optim.Optimizer) -> torch.optim.Optimiz
 
     def take_gradients(*_: Any) -> None:
         for parameter, copy in copies.items():
-            copy.data = copy.data.to(parameter.device)  # a framework may have moved the model since
+            if copy.device != parameter.device:  # a framework may have moved the model since
+                copy.data = copy.data.to(parameter.device)
             copy.grad = None if parameter.grad is None else parameter.grad.float()
 
     def round_copies(*_: Any) -> None:
