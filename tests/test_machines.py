@@ -184,3 +184,15 @@ def test_a_machine_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidInputError, match="machine 1 has not said its settings for 0.1 s"):
         machines.Machine(0, 2).ask_all("settings", "{}")
+
+
+def test_a_machine_that_has_all_answers_waits_until_the_others_have_them() -> None:
+    asks = "import sys; from pipeline.base import machines; machines.SECONDS_BETWEEN_LOOKS = float(sys.argv[2])\n"
+    asks += "number = int(sys.argv[1]); print(machines.Machine(number, 2).ask_all('settings', str(number)))"
+    found = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
+    quick, slow = (
+        subprocess.Popen([sys.executable, "-c", asks, number, looks], env=found, stdout=subprocess.PIPE, text=True)
+        for number, looks in (("0", "0.01"), ("1", "3"))
+    )
+    outputs = [process.communicate(timeout=120)[0] for process in (quick, slow)]
+    assert outputs == ["['0', '1']\n"] * 2

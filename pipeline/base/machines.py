@@ -1,10 +1,15 @@
 """The machines on which a training runs: torchrun starts `fitproof main` once on each, and has a store for all."""
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.base.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 SECONDS_FOR_OTHERS = 300.0
 """How long a machine waits for what the others say."""
@@ -35,9 +40,17 @@ class Machine:
         """
         if self.is_alone:
             return [own_answer]
+        from torch.distributed import DistNetworkError
         from torch.distributed.rendezvous import rendezvous
 
         store, _, _ = next(rendezvous("env://", rank=self.number, world_size=self.count))
+        answers = self._exchange(store, question, own_answer)
+        # The store ends with the machine that has it, so each stays until all have read; who is cut off has read too.
+        with contextlib.suppress(DistNetworkError):
+            self._exchange(store, f"reading of the {question}", "done")
+        return answers
+
+    def _exchange(self, store: "Store", question: str, own_answer: str) -> list[str]:
         store.set(f"{question}/{self.number}", own_answer)
         answers = [f"{question}/{number}" for number in range(self.count)]
         end = time.monotonic() + SECONDS_FOR_OTHERS
