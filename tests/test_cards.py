@@ -68,7 +68,7 @@ def test_what_is_no_card_is_refused_with_a_remedy(text: str, words: str) -> None
 
 
 def test_a_card_says_which_build_of_torch_it_needs_and_where_its_memory_is_not_of_torch() -> None:
-    notes = {name: " ".join(predicted.notes_on_card(card)) for name, card in predicted.HARDWARE.items()}
+    notes = {name: " ".join(predicted.notes_on_card(predicted.find_hardware(name))) for name in CARDS}
     assert "2.14 or older built for CUDA 12.6" in notes["v100"] and "CUDA 12.6" in notes["gtx1080"]
     assert "built for CUDA 11.8" in notes["k80"] and "nvidia-smi's: torch shows up to 3 % less" in notes["gb200"]
     assert not notes["t4"] and not notes["rtx5090"]

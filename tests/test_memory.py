@@ -15,7 +15,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import UNIT_BYTES, allowed_bytes, parse_budget
 from pipeline.memory.device import device_name, find_device, fraction_of, occupy, total_bytes
 from pipeline.memory.meter import make_meter
-from pipeline.prediction.cards import HARDWARE
+from pipeline.simulation.cards import CARDS
 
 TOTAL = 16 * 2**30
 
@@ -76,8 +76,8 @@ def test_the_cap_is_the_budget_to_the_byte(total_mib: int, step: int) -> None:
 
 
 def test_every_whole_mib_of_every_card_is_a_budget_that_torch_keeps() -> None:
-    for card in HARDWARE.values():
-        total = card.memory_bytes
+    for card in CARDS.values():
+        total = card.memory_mib * 2**20
         budgets = range(2 * 2**20, total + 1, 2 * 2**20)
         assert [budget for budget in budgets if int(fraction_of(budget, total) * total) != budget] == []
 

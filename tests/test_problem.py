@@ -15,12 +15,13 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB, parse_budget
 from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import free_bytes, hardware_of, total_bytes
-from pipeline.prediction.cards import HARDWARE, find_hardware
+from pipeline.prediction.cards import find_hardware
 from pipeline.searching import problem
 from pipeline.searching.interface import baseline_choices
 from pipeline.searching.problem import automatic_budget, make_problem
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
+from pipeline.simulation.cards import CARDS
 
 GIB = 2**30
 CPU = hardware_of(torch.device("cpu"))
@@ -38,9 +39,10 @@ def precisions(space: Any, hardware: Hardware) -> tuple[Any, ...]:
 
 
 def test_automatic_precisions_follow_the_device() -> None:
-    older = {name: precisions("auto", card) for name, card in HARDWARE.items() if card.capability < (8, 0)}  # type: ignore[operator]
+    hardware = {name: find_hardware(name) for name in CARDS}
+    older = {name: precisions("auto", hardware[name]) for name, card in CARDS.items() if card.capability < (8, 0)}
     assert {"t4", "v100"} <= older.keys() and set(older.values()) == {("fp32", "fp16")}
-    assert {precisions("auto", card) for name, card in HARDWARE.items() if name not in older} == {("fp32", "bf16")}
+    assert {precisions("auto", card) for name, card in hardware.items() if name not in older} == {("fp32", "bf16")}
     assert precisions(["tf32"], find_hardware("t4")) == ("tf32",), "values that are given stand as they are"
 
 

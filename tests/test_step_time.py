@@ -16,9 +16,10 @@ from pipeline.base.contracts import Hardware
 from pipeline.memory.work import Work
 from pipeline.planning.rates import RATES, cost_prior, measured_rates, note_on_rates, rate_costs, rates_of
 from pipeline.planning.step_time import CALLS, KINDS, CostPrior, amounts, estimated, seconds_by_kind
-from pipeline.prediction.cards import HARDWARE, find_hardware
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction
+from pipeline.simulation.cards import CARDS
 
 COSTS = np.array([1e-12, 1e-13, *3 * [1e-14], 2e-12, 2e-13, *3 * [2e-14], 1e-11, 1e-10, 1e-9, 1e-9, 1e-5, 2e-5])
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
@@ -67,10 +68,10 @@ def test_uncertainty_is_that_of_the_costs_by_their_share() -> None:
 
 
 def test_every_card_has_rates_and_others_are_taken_for_the_closest() -> None:
-    assert set(RATES) == set(HARDWARE)
+    assert set(RATES) == set(CARDS)
     for rates in RATES.values():
         assert rates["float32"] <= rates["tf32"] <= rates["float16"]
-    h100 = HARDWARE["h100"]
+    h100 = find_hardware("h100")
     half = Hardware(kind="cuda", name="half an H100", memory_bytes=2**36, capability=(9, 0), num_multiprocessors=66)
     assert rates_of(h100) == RATES["h100"]
     assert rates_of(half)["float16"] == RATES["h100"]["float16"] / 2
@@ -88,9 +89,10 @@ def test_a_card_outside_the_table_is_taken_for_one_of_its_series() -> None:
     names = "NVIDIA GeForce RTX 6090", "NVIDIA RTX PRO 9000", "NVIDIA B300"
     capabilities = (12, 1), (12, 1), (10, 3)
     for name, capability, similar in zip(names, capabilities, ("rtx5090", "rtxpro6000", "b200"), strict=True):
-        card = replace(HARDWARE[similar], name=name, capability=capability)
-        assert rates_of(card) == RATES[similar] and HARDWARE[similar].name in str(note_on_rates(card))
-        assert cost_prior(card).deviations_K[0] > cost_prior(HARDWARE[similar]).deviations_K[0]
+        known = find_hardware(similar)
+        card = replace(known, name=name, capability=capability)
+        assert rates_of(card) == RATES[similar] and known.name in str(note_on_rates(card))
+        assert cost_prior(card).deviations_K[0] > cost_prior(known).deviations_K[0]
 
 
 def test_double_precision_is_not_taken_for_half_and_8_bits_are_twice_as_fast_where_a_card_has_them() -> None:

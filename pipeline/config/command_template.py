@@ -31,7 +31,6 @@ KNOWN = discover("config.known_commands", KnownCommand)  # type: ignore[type-abs
 MICRO_BATCH_KEYS = ("micro_batch_size", "per_device_train_batch_size")
 ACCUMULATION_KEYS = ("gradient_accumulation_steps",)
 """Keys of files that axolotl, TRL, LLaMA-Factory and transformers call the two by."""
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from pipeline.tracking.job import Job
 
 
 def publish(findings: Findings, job: Job, console: Console, *, said: Sequence[str] = ()) -> None:
-    """Print the report, its answer last, and log it with its tables and plots.
+    """Print the report, its answer last, and log it with its tables, its plots and its page.
 
     Notes that have been `said` before the job began are not printed again.
     """
@@ -27,12 +27,12 @@ def publish(findings: Findings, job: Job, console: Console, *, said: Sequence[st
     report = report_of(findings)
     for table in report.tables:
         job.file(f"{table.name}.csv", table.frame.to_csv(index=False))
+    show(report, console, said)  # before the plots, which take a second
     with progress("writing the page"):
         for plot in report.plots:
             job.file(f"plots/{plot.name}.png", plot.to_png(), "plots")
         job.file(PAGE, to_html(report, source=source))
     job.describe(report.question, report.answer, to_markdown(report))
-    show(report, console, said)
     _show_page(job, console)
     if report.command is not None and not report.is_repeated:
         console.print(f"{report.command_title[0].lower()}{report.command_title[1:]}:", highlight=False)

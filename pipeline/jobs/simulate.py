@@ -19,6 +19,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.settings import RESULTS, Settings
 from pipeline.base.units import MIB, allowed_bytes
 from pipeline.jobs.printing import say
+from pipeline.memory import allocator_options
 from pipeline.prediction.commands.ranks import simulate_ranks
 from pipeline.prediction.commands.simulation import WORK_HOOK, Simulation, Verdict, what_runs
 from pipeline.prediction.commands.simulation import simulate as simulate_one
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 EXIT_CODE_DOES_NOT_FIT = 3
 ALL_STEPS = "all"
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 ASYNC_ALLOCATOR = "cudaMallocAsync"
 TIME_IS_NOT_KNOWN = (
     "The time of an optimizer step is not known: no step after those of --steps was counted to its end, or it has work "
@@ -208,7 +208,7 @@ def _check_all_ranks(settings: SimulatedCommandSettings) -> None:
 
 def _check_allocator() -> None:
     """Refuse CUDA's own allocator, of which torch keeps no history."""
-    for name in ALLOCATOR_VARIABLES:
+    for name in allocator_options.VARIABLES:
         value = os.environ.get(name, "")
         if ASYNC_ALLOCATOR in value:
             raise InvalidInputError(

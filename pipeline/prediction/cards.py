@@ -20,7 +20,6 @@ Torch 2.14 is the last with a build for CUDA 12.6, which has them from 5.0 on (p
 builds for CUDA 11.8 have sm_37 (the architectures that torch.cuda.get_arch_list() shows there).
 """
 
-
 NOT_OF_MODEL = re.compile(r"^\d+ x | \(.*\)$")
 
 
@@ -32,9 +31,6 @@ def _hardware(card: Card) -> Hardware:
         capability=card.capability,
         num_multiprocessors=card.num_multiprocessors,
     )
-
-
-HARDWARE = {name: _hardware(card) for name, card in cards.CARDS.items()}
 
 
 def find_hardware(name: str) -> Hardware:

@@ -18,8 +18,9 @@ from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.units import MIB
 from pipeline.base.user_functions import module_digest
 from pipeline.config.experiment import Experiment
+from pipeline.memory.allocator_options import allocator_options
 from pipeline.prediction.prediction import Prediction
-from pipeline.runtime.environment import allocator_configuration, version_of
+from pipeline.runtime.environment import version_of
 
 LIMIT_BYTES = 1024 * MIB
 """Size above which the least recently used files are removed."""
@@ -136,7 +137,7 @@ def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
 
 def _card_state(experiment: Experiment) -> tuple[object, ...]:
     """Return what the memory of a process on a card depends on besides the card."""
-    return allocator_configuration({**os.environ, **experiment.environment}), *map(os.environ.get, CARD_VARIABLES)
+    return allocator_options({**os.environ, **experiment.environment}), *map(os.environ.get, CARD_VARIABLES)
 
 
 def _cpu_state() -> tuple[object, ...]:

@@ -60,7 +60,10 @@ def configurations_of(findings: SearchFindings) -> list[Configuration]:
         if "seconds_per_step" in row.metrics and (speed := speed_in(row.metrics))
     ]
     tokens_per_step = statistics.median(tokens) if tokens else 0.0
-    measured = [_measured(row, findings, tokens_per_step) for row in one_per_configuration(findings.rows)]
+    refuted_choices = refuted(findings.runs)
+    measured = [
+        _measured(row, findings, tokens_per_step, refuted_choices) for row in one_per_configuration(findings.rows)
+    ]
     unmeasured = [
         _unmeasured(one, one.predicted_peak_bytes, tokens_per_step / one.predicted_seconds_per_step, findings)
         for one in (findings.certificate.unmeasured if findings.certificate else ())
@@ -71,10 +74,12 @@ def configurations_of(findings: SearchFindings) -> list[Configuration]:
     return [*filter(None, measured), *unmeasured][:NUM_SHOWN]
 
 
-def _measured(row: Trial, findings: SearchFindings, tokens_per_step: float) -> Configuration | None:
+def _measured(
+    row: Trial, findings: SearchFindings, tokens_per_step: float, refuted_choices: Sequence[Mapping[str, Any]]
+) -> Configuration | None:
     """Return a measured configuration; one that did not complete has its predicted speed, None without it."""
     rows = findings.rows
-    failed = row.tokens_per_second is None or row.choice in refuted(findings.runs)
+    failed = row.tokens_per_second is None or row.choice in refuted_choices
     speed, seconds = findings.speed_of(row.choice), row.metrics.get("predicted_seconds_per_step")
     if not speed and seconds:
         speed = tokens_per_step / seconds

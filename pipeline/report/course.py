@@ -89,14 +89,14 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
     shade = alt.Fill("phase:N", scale=shades, legend=alt.Legend(title="phase", symbolOpacity=PHASE_OPACITY))
     is_left = highest["ms"] < last / 2
     return layered(
-        behind.mark_rect(opacity=PHASE_OPACITY).encode(x="start:Q", x2="end:Q", fill=shade),
-        areas.mark_area(interpolate="step-after", opacity=0.85),
+        behind.mark_rect(fillOpacity=PHASE_OPACITY).encode(x="start:Q", x2="end:Q", fill=shade),
+        areas.mark_area(interpolate="step-after", opacity=1, fillOpacity=0.85),
         behind.mark_text(baseline="top", dy=2).encode(x="middle:Q", y=alt.value(0), text="name:N"),
         over.transform_filter(f"datum.moment == {moment.name}")
         .mark_rule(strokeWidth=1.5, strokeDash=[4, 3], opacity=0.8)
         .encode(x="ms:Q"),
         column.mark_bar(width=PEAK_PIXELS).properties(name="peak"),
-        over.mark_rect(opacity=0).encode(x="ms:Q", x2="end:Q", **ABOUT).properties(name="moments"),
+        over.mark_rect(fillOpacity=0).encode(x="ms:Q", x2="end:Q", **ABOUT).properties(name="moments"),
         peak.mark_point(shape="triangle-down", filled=True, size=90, color=WARNING, yOffset=-6, opacity=1),
         peak.mark_text(color=WARNING, dx=10 if is_left else -10, dy=-12, align="left" if is_left else "right").encode(
             text=alt.value(f"peak {mib_text(highest['total'])}")

@@ -1,6 +1,7 @@
 """An out-of-memory message in plain words: whose memory it is, whether it is fragmentation, what was asked for."""
 
 from pipeline.base.units import MIB
+from pipeline.memory.allocator_options import EXPANDABLE_SEGMENTS
 from pipeline.memory.out_of_memory import OutOfMemoryMessage, Place
 
 GIB, KIB = 2**30, 2**10
@@ -11,7 +12,6 @@ WORTH_MENTIONING = 0.02
 """Share of a card from which on it is said what others hold, or what is reserved and unused."""
 ROUNDING = 32 * MIB
 """What the difference of sizes with two decimals may be from nothing but that."""
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def size(num_bytes: int) -> str:
@@ -144,14 +144,13 @@ def _fragmentation(message: OutOfMemoryMessage) -> list[str]:
         return []
     if asked > free and free + unallocated >= asked:
         return [
-            f"With {EXPANDABLE} the pieces that no tensor holds become one: up to {size(free + unallocated)} "
+            f"With {EXPANDABLE_SEGMENTS} the pieces that no tensor holds become one: up to {size(free + unallocated)} "
             "would have been there; whether the training then fits, a simulation of its command says (-- python ...)."
         ]
     if unallocated >= WORTH_MENTIONING * (message.total_bytes or 0):
         return [
-            f"Expandable segments ({EXPANDABLE}) give back up to {size(unallocated)}; that alone is not enough."
-            if asked > free
-            else f"Expandable segments ({EXPANDABLE}) give back up to {size(unallocated)}."
+            f"Expandable segments ({EXPANDABLE_SEGMENTS}) give back up to {size(unallocated)}"
+            f"{'; that alone is not enough' if asked > free else ''}."
         ]
     return [f"It is not fragmentation: no more than {size(unallocated)} are reserved without a tensor."]
 

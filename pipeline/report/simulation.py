@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.units import MIB, mib
+from pipeline.memory.allocator_options import EXPANDABLE_SEGMENTS
 from pipeline.planning.rates import note_on_rates, step_time_on
 from pipeline.planning.step_time import StepTime
 from pipeline.prediction.cards import find_hardware
@@ -102,8 +103,7 @@ def answer(simulation: Simulation) -> str:
     elif simulation.verdict is Verdict.DOES_NOT_FIT:
         sentences += [_failure(simulation), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
     else:
-        is_shared = (simulation.shared_bytes or 0) > simulation.memory_bytes
-        of = "The largest of them" if is_shared else "Until then"
+        of = "The largest of them" if simulation.may_not_share_card else "Until then"
         sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"{of}: {needed[0].lower()}{needed[1:]}"]
     sentences += _of_ranks(simulation)
     if simulation.smallest_bytes is not None:
@@ -168,7 +168,7 @@ def _why_none(simulation: Simulation, largest: ProcessMemory) -> str:
         return f"{ended}, as torch has no kernels for this card (see above)" if _fails_there(simulation) else ended
     if NEEDS_KNOWN_WORKSPACES in simulation.notes:
         return "it depends on workspaces that only cuDNN knows (see below)"
-    if (simulation.shared_bytes or 0) > simulation.memory_bytes:
+    if simulation.may_not_share_card:
         return "its processes may need more of a card together than it has (see below)"
     if LATE_OPTIMIZER in simulation.notes:
         return "one of its optimizers took too few steps (see below)"
@@ -209,7 +209,7 @@ def _help(simulation: Simulation) -> list[str]:
     if plain is None or expandable is None or expandable >= plain:
         return []
     return [
-        f"With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {expandable / MIB:,.0f} MiB are enough, "
+        f"With {EXPANDABLE_SEGMENTS} {expandable / MIB:,.0f} MiB are enough, "
         f"{(plain - expandable) / MIB:,.0f} MiB less."
     ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from pipeline.base.units import MIB
+from pipeline.memory.allocator_options import EXPANDABLE_SEGMENTS
 from pipeline.prediction.commands.simulation import Simulation, Verdict
 from pipeline.report.page import Advice
 
@@ -17,7 +18,6 @@ REMEDIES: Mapping[str, tuple[str, ...]] = {
     "over several GPUs reduces them.": ("parameters", "gradients", "optimizer state"),
 }
 """What reduces a part of a peak, with the purposes of that part."""
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def suggestions(simulation: Simulation, command: str | None, on_larger: str | None) -> tuple[Advice, ...]:
@@ -38,7 +38,7 @@ def suggestions(simulation: Simulation, command: str | None, on_larger: str | No
     if plain is not None and expandable is not None and expandable < plain:
         text = "Segments of the allocator that can grow leave less memory unused."
         less = f"{(plain - expandable) / MIB:,.0f} MiB less"
-        found.append(Advice(text=text, evidence=less, command=command and f"{EXPANDABLE} {command}"))
+        found.append(Advice(text=text, evidence=less, command=command and f"{EXPANDABLE_SEGMENTS} {command}"))
     if simulation.verdict is Verdict.DOES_NOT_FIT and plain is not None and simulation.cards_that_fit:
         text = f"{simulation.cards_that_fit[0]} has enough memory for the command as it is."
         evidence = f"it runs on {plain / MIB:,.0f} MiB"

@@ -13,6 +13,7 @@ import pynvml
 import torch
 
 from pipeline.base.errors import differing
+from pipeline.memory.allocator_options import allocator_options
 from pipeline.memory.device import device_name, total_bytes
 
 PROJECT = Path(__file__).parents[2]
@@ -24,8 +25,6 @@ PACKAGES = ("torch", "transformers", "tokenizers", "optuna")
 @lru_cache
 def environment(device: torch.device) -> dict[str, str]:
     """Return the versions and hardware, by name; what is not available is left out."""
-    root = _git("rev-parse", "--show-toplevel")
-    is_checkout = root is not None and Path(root).resolve() == PROJECT.resolve()
     facts = {
         "device_name": device_name(device),
         "device_memory_mib": f"{total_bytes(device) / 2**20:.0f}",
@@ -37,18 +36,13 @@ def environment(device: torch.device) -> dict[str, str]:
         **{name: version_of(name) for name in (*PACKAGES, "mlflow")},
         "cuda": torch.version.cuda,
         "driver": _driver() if device.type == "cuda" else None,
-        "allocator": allocator_configuration(),
+        "allocator": allocator_options(),
         "fitproof": version_of("fitproof"),
     }
-    if is_checkout:
+    if (PROJECT / ".git").exists():
         facts["git_commit"] = _git("rev-parse", "HEAD")
         facts["git_changes"] = "yes" if _git("status", "--porcelain", "--untracked-files=no") else "no"
     return {name: value for name, value in facts.items() if value}
-
-
-def allocator_configuration(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the configuration of torch's caching allocator in these environment variables."""
-    return variables.get("PYTORCH_ALLOC_CONF", variables.get("PYTORCH_CUDA_ALLOC_CONF", "default"))
 
 
 def versions() -> dict[str, str]:

@@ -21,6 +21,7 @@ import torch
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import MemoryUse, Result, StepRecord
 from pipeline.config.runnable import Runnable
+from pipeline.memory import allocator_options
 from pipeline.memory.device import device_name
 from pipeline.runtime.environment import versions, why_other_versions
 from pipeline.runtime.observer import Observer
@@ -28,7 +29,7 @@ from pipeline.runtime.rank import Work
 from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, Execute, WorkerLostError, emit, execute
 from pipeline.training.loop import Stop, never_stop
 
-PASSED_ON = ("FITPROOF_TECHNIQUES", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+PASSED_ON = ("FITPROOF_TECHNIQUES", "OMP_NUM_THREADS", *allocator_options.VARIABLES)
 """Environment variables that tasks need as this process has them; no secret, since the cluster shows them."""
 SECONDS_TO_CONNECT = 5.0
 """How long the head of a cluster may take to accept a connection."""

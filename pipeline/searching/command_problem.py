@@ -17,13 +17,15 @@ from pipeline.base.results import Outcome, Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB, parse_budget
 from pipeline.config.command import ACCUMULATION, Command, remedies
-from pipeline.config.command_template import ALLOCATOR, Template, make_template
+from pipeline.config.command_template import Template, make_template
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import why_untimed
 from pipeline.config.given import validate, written
 from pipeline.config.runnable import Runnable
 from pipeline.config.space import MICRO_BATCH, Choice, Space, sentences
 from pipeline.config.variants import read_yaml
+from pipeline.memory import allocator_options
+from pipeline.memory.allocator_options import with_expandable_segments
 from pipeline.memory.device import device_name, find_device, total_bytes
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.command import Predicted, predict_commands
@@ -243,8 +245,9 @@ def make_command_problem(given: Mapping[str, Any]) -> CommandProblem:
 
 def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template: Template) -> CommandProblem:
     device = find_device(settings.device)
-    if device.type == "cuda" and not {ALLOCATOR, "PYTORCH_ALLOC_CONF"} & {*template.variables, *os.environ}:
-        template = replace(template, variables={**template.variables, ALLOCATOR: ("", "expandable_segments:True")})
+    if device.type == "cuda" and not set(allocator_options.VARIABLES) & {*template.variables, *os.environ}:
+        [(name, value)] = with_expandable_segments().items()
+        template = replace(template, variables={**template.variables, name: ("", value)})
     for name in ("num_steps", "verify_steps"):
         reason = why_untimed(name, num_steps := getattr(settings, name), settings.timing_warmup_steps)
         if reason and num_steps:  # without steps nothing is verified

@@ -207,7 +207,7 @@ def _described(named: Card | None, given: dict[str, str]) -> Card:
         raise InvalidInputError(
             f"multiprocessors must be a number from 1 on, and is {given['multiprocessors']!r}; the data sheet has it"
         )
-    base = named or most_similar(capability or (0, 0), memory_mib or 0, None)
+    base = named or most_similar(capability or (0, 0), memory_mib or 0)
     words = ",".join(f"{word}={given[word]}" for word in WORDS if word in given)
     gpu = f"{named.gpu},{words}" if named else words
     return replace(
@@ -239,7 +239,7 @@ def card_called(name: str, memory_mib: float) -> Card | None:
     return min(called, key=lambda card: abs(card.memory_mib - memory_mib), default=None)
 
 
-def most_similar(capability: tuple[int, int], memory_mib: int, name: str | None) -> Card:
+def most_similar(capability: tuple[int, int], memory_mib: int, name: str | None = None) -> Card:
     """Return the card of the closest compute capability; of these one of the series that a name says, if there is one.
 
     Of several it is the one of the closest memory.

@@ -1,14 +1,10 @@
 """Expandable segments: CUDA's caching allocator grows the segments that it has instead of adding new ones."""
 
-import os
 from collections.abc import Mapping
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.technique import Exported, Mathematics, Technique
-
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The environment variables of the allocator's options; torch reads the first one that is set."""
-OPTION = "expandable_segments"
+from pipeline.memory.allocator_options import VARIABLES, are_segments_decided, with_expandable_segments
 
 
 class ExpandableSegments(Technique):
@@ -25,8 +21,7 @@ class ExpandableSegments(Technique):
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[bool, ...]:
         """Return both values on CUDA, unless the user's environment has decided."""
-        is_open = hardware.kind == "cuda" and not any(OPTION in os.environ.get(name, "") for name in VARIABLES)
-        return (False, True) if is_open else (False,)
+        return (False, True) if hardware.kind == "cuda" and not are_segments_decided() else (False,)
 
     def unsupported(self, hardware: Hardware) -> str | None:
         """Return that a device without CUDA has no caching allocator."""
@@ -39,12 +34,7 @@ class ExpandableSegments(Technique):
 
     def environment(self) -> Mapping[str, str]:
         """Return the allocator's options: those of the user's environment, and this one."""
-        if not self.expandable_segments:
-            return {}
-        variable = next((name for name in VARIABLES if name in os.environ), VARIABLES[0])
-        given = [option.strip() for option in os.environ.get(variable, "").split(",") if option.strip()]
-        others = [option for option in given if option.partition(":")[0].strip() != OPTION]
-        return {variable: ",".join([*others, f"{OPTION}:True"])}
+        return with_expandable_segments(VARIABLES[0]) if self.expandable_segments else {}
 
     def export(self, target: str) -> Exported:
         """Return the environment variable as a note, for any framework."""

@@ -279,7 +279,6 @@ def _fully_sharded(step: Step, sharding: Sharding) -> Step:
     accumulation = Accumulating()
 
     def loss_of(_: nn.Module, batch: Batch, num_targets: int) -> Tensor:
-        ranks.entered()
         root.set_requires_gradient_sync(sharding.sharded_accumulation or not accumulation.is_entered)
         root.set_requires_all_reduce(not accumulation.is_entered)
         computed: Tensor = loss(batch, num_targets)

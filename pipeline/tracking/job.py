@@ -21,7 +21,8 @@ from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import in_use
-from pipeline.runtime.environment import allocator_configuration, environment
+from pipeline.memory.allocator_options import allocator_options
+from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.ownership import this_process
 from pipeline.runtime.run_folder import CONFIG, LOG, RESULT, milliseconds_now, write_result_file
@@ -175,7 +176,7 @@ class _ChildRun(Observer):
             "technique": self._siblings.entry,
             "device": str(runnable.device),
             **{name: value for name, value in about.items() if name in ENVIRONMENT_TAGS},
-            "allocator": allocator_configuration({**os.environ, **runnable.environment}),
+            "allocator": allocator_options({**os.environ, **runnable.environment}),
             **run.labels,
         }
         if runnable.environment:  # variables that techniques set for the run's process

@@ -84,20 +84,17 @@ def _settings(facts: Facts) -> dict[str, Any]:
 def _lora(facts: Facts) -> dict[str, Any]:
     if facts.lora is None:
         return {}
+    adapter = facts.lora.adapter
     return {
-        "adapter": "qlora" if facts.lora.is_quantized and facts.lora.adapter.num_bits == 4 else "lora",
-        **({f"load_in_{facts.lora.adapter.num_bits}bit": True} if facts.lora.is_quantized else {}),
-        **(
-            {}
-            if facts.lora.adapter.qlora_double_quantization
-            else {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}
-        ),
-        "lora_r": facts.lora.adapter.adapter_rank,
-        "lora_alpha": facts.lora.adapter.adapter_alpha,
-        "lora_dropout": facts.lora.adapter.adapter_dropout,
+        "adapter": "qlora" if facts.lora.is_quantized and adapter.num_bits == 4 else "lora",
+        **({f"load_in_{adapter.num_bits}bit": True} if facts.lora.is_quantized else {}),
+        **({} if adapter.qlora_double_quantization else {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}}),
+        "lora_r": adapter.adapter_rank,
+        "lora_alpha": adapter.adapter_alpha,
+        "lora_dropout": adapter.adapter_dropout,
         "lora_target_modules": list(facts.lora.targets),
         "lora_fan_in_fan_out": facts.lora.is_transposed,
-        "peft_autocast_adapter_dtype": facts.lora.adapter.adapter_weights == "float32",
+        "peft_autocast_adapter_dtype": adapter.adapter_weights == "float32",
         **dict.fromkeys(LORA_KERNELS, False),
     }
 

@@ -85,9 +85,8 @@ def _quantizing(facts: Facts) -> Exported:
     """Return the code that makes a model with random weights quantized: transformers does so with those it loads."""
     if facts.lora is None or not facts.lora.is_quantized or facts.pretrained:
         return Exported()
-    return exported_quantizing(
-        facts.lora.adapter.num_bits, facts.lora.adapter.qlora_double_quantization, facts.lora.adapter.qlora_float32_rest
-    )
+    adapter = facts.lora.adapter
+    return exported_quantizing(adapter.num_bits, adapter.qlora_double_quantization, adapter.qlora_float32_rest)
 
 
 def _reads_rows(facts: Facts) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from pipeline.config.command_template import ALLOCATOR, Template
+from pipeline.config.command_template import Template
+from pipeline.memory.allocator_options import VARIABLES
 from pipeline.memory.out_of_memory import OutOfMemoryMessage
 from pipeline.prediction.commands.failed_allocation import with_tensor
 from pipeline.prediction.commands.levers import Change, command_with
@@ -159,11 +160,11 @@ class _Tries:
 
     def _try(self, changes: tuple[Change, ...]) -> Try:
         variables = {name: value for change in changes for name, value in change.variables.items()}
-        others = {name: value for name, value in variables.items() if name != ALLOCATOR}
+        others = {name: value for name, value in variables.items() if name not in VARIABLES}
         wanted, run, failure = self._run(command_with(self._template, changes), tuple(others.items()))
         if failure is not None:
             return Try(changes=changes, needed_bytes=None, fits=False, failure=failure)
-        allocator = {name: value for name, value in variables.items() if name == ALLOCATOR}
+        allocator = {name: value for name, value in variables.items() if name in VARIABLES}
         [needed] = replayed(wanted, run, [allocator])
         if needed is None:  # its requests cannot be given again: what it used with room is enough
             needed = max(device_bytes(run, record) for record in run.records)

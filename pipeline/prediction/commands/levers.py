@@ -1,6 +1,5 @@
 """The levers of a training command: options, marked values and variables that change the memory that it needs."""
 
-import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,11 +8,11 @@ from pathlib import Path
 
 from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH
 from pipeline.config.command_options import option_of, with_option
-from pipeline.config.command_template import ALLOCATOR, KNOWN, Template, known_command
+from pipeline.config.command_template import KNOWN, Template, known_command
 from pipeline.config.known_command import KnownCommand, Lever, scripts_of
 from pipeline.config.space import MICRO_BATCH, Value
+from pipeline.memory.allocator_options import are_segments_decided, with_expandable_segments
 
-EXPANDABLE = "expandable_segments:True"
 UNKNOWN_PRICE = "not known"
 FIRST_WITH_BFLOAT16 = (8, 0)
 """Compute capability of the first cards with instructions for it."""
@@ -183,12 +182,11 @@ def _has_package(python: Path, name: str) -> bool:
 
 
 def _expandable() -> tuple[Change, ...]:
-    before = os.environ.get(ALLOCATOR, "")
-    if "expandable_segments" in before or "expandable_segments" in os.environ.get("PYTORCH_ALLOC_CONF", ""):
+    if are_segments_decided():
         return ()
-    value = ",".join(filter(None, [before, EXPANDABLE]))
-    shown = f"{ALLOCATOR}={value}"
-    return (Change(lever=ALLOCATOR, shown=shown, price="none: no work is added", variables={ALLOCATOR: value}),)
+    variables = with_expandable_segments()
+    [(name, value)] = variables.items()
+    return (Change(lever=name, shown=f"{name}={value}", price="none: no work is added", variables=variables),)
 
 
 def _marked(name: str, values: Sequence[Value]) -> tuple[Change, ...]:

@@ -149,6 +149,11 @@ class Simulation:
         return self.processes[0] if self.processes else None
 
     @property
+    def may_not_share_card(self) -> bool:
+        """Whether processes at the same time use more of one card together than it has."""
+        return (self.shared_bytes or 0) > self.memory_bytes
+
+    @property
     def cards_that_fit(self) -> tuple[str, ...]:
         """Names of the cards of the same compute capability that have the memory, the smallest first.
 

@@ -127,7 +127,6 @@ def parts_data_parallel(step: Step) -> Step:
 
     def loss_of(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
         nonlocal is_last
-        ranks.entered()
         is_last = not accumulation.is_entered
         return step.trainable.loss(module, batch, num_targets)
 

@@ -1,0 +1,32 @@
+"""The options of torch's caching allocator, which environment variables hold."""
+
+import os
+from collections.abc import Mapping
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Torch reads the first one that is set; older releases know the second one alone, newer ones warn of it."""
+OPTION = "expandable_segments"
+EXPANDABLE_SEGMENTS = f"{VARIABLES[1]}={OPTION}:True"
+"""What lets the allocator grow its segments, as a user writes it."""
+
+
+def allocator_options(variables: Mapping[str, str] = os.environ) -> str:
+    """Return the options that these environment variables give; `default` if none."""
+    return variables.get(_decides(variables) or "", "default")
+
+
+def are_segments_decided() -> bool:
+    """Whether this process's environment says whether segments are expandable."""
+    return any(OPTION in os.environ.get(name, "") for name in VARIABLES)
+
+
+def with_expandable_segments(new: str = VARIABLES[1]) -> dict[str, str]:
+    """Return the variable, `new` if none is set, that adds expandable segments to this process's options."""
+    variable = _decides(os.environ) or new
+    given = [option.strip() for option in os.environ.get(variable, "").split(",") if option.strip()]
+    others = [option for option in given if option.partition(":")[0].strip() != OPTION]
+    return {variable: ",".join([*others, f"{OPTION}:True"])}
+
+
+def _decides(variables: Mapping[str, str]) -> str | None:
+    return next((name for name in VARIABLES if name in variables), None)
