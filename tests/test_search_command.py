@@ -241,6 +241,31 @@ def test_a_patched_file_has_the_values_in_their_types(folder: Path, name: str, t
         problem("python train.py", patch=f"{name} dtype=fp32,bf16")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "key", "expected"),
+    [
+        (
+            "a.toml",
+            "[train]\nsteps = 10\n[[data]]\nsteps = 5\n",
+            "train.steps",
+            "[train]\nsteps = 7\n[[data]]\nsteps = 5\n",
+        ),
+        ("a.yaml", "optimizer.lr: 1\n8:\n  steps: 2\n", "optimizer.lr", "optimizer.lr: 7\n8:\n  steps: 2\n"),
+        ("a.yaml", "optimizer.lr: 1\n8:\n  steps: 2\n", "8.steps", "optimizer.lr: 1\n8:\n  steps: 7\n"),
+    ],
+)
+def test_a_patch_changes_the_key_that_it_names_alone(
+    folder: Path, name: str, text: str, key: str, expected: str
+) -> None:
+    assert read_patched_file(str(write(folder / name, text))).with_values({key: 7}) == expected
+
+
+def test_a_patch_that_would_change_text_is_refused(folder: Path) -> None:
+    file = read_patched_file(str(write(folder / "a.toml", 'steps = 1\nabout = """\nsteps = 5\n"""\n')))
+    with pytest.raises(InvalidInputError, match="must stand in one line behind it"):
+        file.with_values({"steps": 7})
+
+
 TRAINER = """
 import torch
 from torch.utils.data import Dataset
@@ -309,7 +334,8 @@ def test_known_commands_have_their_levers_and_obey_what_these_change(folder: Pat
     (folder / "c.yaml").write_text("trainer: {precision: bf16-mixed}")
     (folder / "main.py").write_text("LightningCLI()")
     assert [*problem("python main.py fit -c c.yaml").space.dimensions] == ["micro_batch_size"]  # the file has precision
-    axolotl = problem("axolotl train sft.yaml")
+    for line in ("axolotl train --debug sft.yaml", "axolotl train sft.yaml"):
+        axolotl = problem(line)
     assert "gradient_accumulation_steps: 4" in axolotl.runnable({"micro_batch_size": 2}).files["sft.yaml"]
 
 

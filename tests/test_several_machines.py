@@ -107,6 +107,19 @@ def test_a_worker_of_a_study_with_other_settings_is_refused_with_the_difference(
     assert "sequence_length is 16, and was 32" in message
 
 
+def test_a_worker_makes_the_same_problem_of_a_search_whose_file_sets_a_dimension(tmp_path: Path) -> None:
+    """The file sets one value of a dimension, which varies all the same, and the worker does not have the file."""
+    file = tmp_path / "best.yaml"
+    file.write_text("micro_batch_size: 2\nlearning_rate: 0.01\nbudget: 60%\n")
+    given = {**TINY, "config": str(file), "space": {"micro_batch_size": [1, 2]}, "sampler": "tpe"}
+    begun = make_problem(given)
+    settings = session_of(begun, "shared", None, SERVER).settings
+    file.unlink()
+    joined = make_problem(settings)
+    assert joined.identity == begun.identity and joined.space == begun.space
+    assert len(joined.space.choices) == 2 and joined.budget_bytes == begun.budget_bytes
+
+
 def test_a_worker_on_another_machine_needs_servers(
     begin: Begin, database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

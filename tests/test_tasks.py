@@ -245,6 +245,7 @@ def test_a_preset_is_a_causal_model() -> None:
 def test_a_model_that_transformers_does_not_checkpoint_has_no_layers(tmp_path: Path) -> None:
     experiment = tiny(model=folder_of(tmp_path, RESNET), **RANDOM, image_classification__image_size=32)
     assert losses(experiment, 2)
+    assert "train.py" not in export_files(experiment)  # which need no names of layers
     reason = tiny(**RANDOM, model=str(tmp_path), checkpointing="every_layer").unsupported()
     assert reason is not None and "none are known of" in reason
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -122,7 +123,7 @@ def user_code_error(name: str, error: Exception) -> InvalidInputError:
 def _shortened(error: Exception) -> str:
     """Return the last frames of a traceback in the user's own code, and the exception."""
     libraries = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
-    others = (str(Path(__file__).parent.parent), "<frozen", *libraries)
+    others = (f"{Path(__file__).parent.parent}{os.sep}", "<frozen", *libraries)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     lines = [*traceback.format_list(frames[-NUM_FRAMES:]), *traceback.format_exception_only(error)]
     return "".join(lines).rstrip()

@@ -145,10 +145,11 @@ def make_template(command: str, patch: str | None, variables: str | None, asked_
     """
     words, parts = tuple(shlex.split(command)), shlex.split(patch or "")
     known = known_command(words)
-    if known is not None and known.settings_file is not None and not parts:
-        parts = [words[known.settings_file]]
+    settings_file = None if known is None else known.settings_file(words)
+    if settings_file is not None and not parts:
+        parts = [settings_file]
     levers = {} if known is None else {lever.name: lever for lever in known.levers}
-    if known is not None and known.settings_file is None:
+    if known is not None and settings_file is None:
         words = _with_options(words, known, set(asked_for))
     return Template(words, _patches(words, parts), dict(_variables(variables or "")), levers)
 

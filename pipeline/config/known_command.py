@@ -93,13 +93,16 @@ class KnownCommand(ABC):
     """Those that its options set."""
     file_options: ClassVar[tuple[str, ...]] = ()
     """Options that name a file whose keys are options too."""
-    settings_file: ClassVar[int | None] = None
-    """Number of the word that names a file whose keys are its settings; None if it has options."""
 
     @classmethod
     @abstractmethod
     def recognizes(cls, words: Sequence[str]) -> bool:
         """Whether a command is one of these."""
+
+    @classmethod
+    def settings_file(cls, words: Sequence[str]) -> str | None:
+        """Return the file whose keys are the settings of a command; None if it has options."""
+        return None
 
     @classmethod
     def value_of(cls, words: Sequence[str], name: str) -> str | None:

@@ -15,7 +15,8 @@ from pipeline.config.given import dotted
 from pipeline.config.space import Value
 
 FORMATS = (".yaml", ".yml", ".json", ".toml")
-TABLE = re.compile(r"\s*\[(?P<name>[^\[\]]+)\]\s*(#.*)?")
+TABLE = re.compile(r"\s*\[(?P<name>[^\[\]]+|\[[^\[\]]+\])\]\s*(#.*)?")
+"""The line of a table of TOML, whose name has brackets if it is one of several."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,7 @@ class PatchedFile:
             return _patched_toml(self.text, changes)
         content = _read(self.path, self.text)
         for key, value in changes.items():
-            *groups, last = key.split(".")
-            group = content
-            for name in groups:
-                group = group[name]
-            group[last] = value
+            _set(content, key, value)
         if self.path.endswith(".json"):
             return json.dumps(content, indent=2) + "\n"
         return yaml.safe_dump(content, sort_keys=False)
@@ -98,6 +95,17 @@ def _values_in(content: Any) -> dict[str, Any]:
     return dict(dotted(content)) if isinstance(content, dict) else {}
 
 
+def _set(content: dict[Any, Any], key: str, value: Value) -> bool:
+    """Set the value of a key by its dotted name, whose parts may have dots too; return whether it is there."""
+    for name, inner in content.items():
+        if str(name) == key:
+            content[name] = value
+            return True
+        if isinstance(inner, dict) and key.startswith(f"{name}.") and _set(inner, key[len(f"{name}.") :], value):
+            return True
+    return False
+
+
 def _patched_toml(text: str, changes: Mapping[str, Value]) -> str:
     """Return TOML with other values; whatever else stands in it stays, comments too.
 
@@ -112,11 +120,16 @@ def _patched_toml(text: str, changes: Mapping[str, Value]) -> str:
         name, equals, _ = line.partition("=")
         key = f"{table}{name.strip()}"
         lines.append(f"{name}{equals} {json.dumps(changes[key])}" if equals and key in changes else line)
-    patched = "\n".join(lines) + "\n"
+    patched, wanted = "\n".join(lines) + "\n", tomllib.loads(text)
+    for key, value in changes.items():
+        _set(wanted, key, value)
     try:
-        found = _values_in(tomllib.loads(patched))
+        found = tomllib.loads(patched)
     except tomllib.TOMLDecodeError:
         found = {}
-    if wrong := [key for key, value in changes.items() if found.get(key) != value]:
-        raise InvalidInputError(f"the value of {wrong[0]} must stand in one line behind its key; write it so")
+    if found != wanted:
+        raise InvalidInputError(
+            f"the value of each patched key must stand in one line behind it, and one of {', '.join(changes)} or a "
+            "line of text that looks like it does not; write it so"
+        )
     return patched

@@ -341,6 +341,8 @@ def _by_policy(names: Sequence[str], policies: Sequence[str]) -> tuple[tuple[str
 
 def _expression(names: Sequence[str], numbers: Sequence[int]) -> str:
     """Return a Python expression for the names of the layers with these numbers."""
+    if not names:
+        return literal([])
     prefix = names[0].removesuffix("0")
     step = numbers[1] - numbers[0] if len(numbers) > 1 else len(names)
     end = len(names) if numbers[-1] + step >= len(names) else numbers[-1] + 1

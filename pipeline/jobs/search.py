@@ -90,7 +90,8 @@ def _measure(
         one = Search(problem, study, proposer, job.folder, job.children.observer, shown)
         interrupted = True
         try:
-            say(console, f"measuring {len(problem.space.choices)} configurations, in at most {total} trials", "dim")
+            configurations = f"{len(problem.space.choices):,} configurations"
+            say(console, f"searching {configurations} in at most {total} trials; the study is {study.name}", "dim")
             with shown:
                 search_with(workers, one)
             interrupted = False

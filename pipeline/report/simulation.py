@@ -103,7 +103,7 @@ def answer(simulation: Simulation) -> str:
     elif simulation.verdict is Verdict.DOES_NOT_FIT:
         sentences += [_failure(simulation), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
     else:
-        of = "The largest of them" if simulation.may_not_share_card else "Until then"
+        of = "The largest of them" if simulation.may_overcommit_card else "Until then"
         sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"{of}: {needed[0].lower()}{needed[1:]}"]
     sentences += _of_ranks(simulation)
     if simulation.smallest_bytes is not None:
@@ -168,7 +168,7 @@ def _why_none(simulation: Simulation, largest: ProcessMemory) -> str:
         return f"{ended}, as torch has no kernels for this card (see above)" if _fails_there(simulation) else ended
     if NEEDS_KNOWN_WORKSPACES in simulation.notes:
         return "it depends on workspaces that only cuDNN knows (see below)"
-    if simulation.may_not_share_card:
+    if simulation.may_overcommit_card:
         return "its processes may need more of a card together than it has (see below)"
     if LATE_OPTIMIZER in simulation.notes:
         return "one of its optimizers took too few steps (see below)"

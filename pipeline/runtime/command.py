@@ -221,8 +221,8 @@ def _record(command: Command, number: int, ranks: Sequence[Mapping[str, Any]]) -
 
 
 def _memory(ranks: Sequence[Mapping[str, Any]]) -> MemoryUse:
-    """Return the memory of the command: of a GPU that of the rank with the most, on a CPU that of all ranks."""
-    is_cuda = any("reserved" in rank["peaks"] for rank in ranks)
+    """Return the memory of the command: of GPUs that of the rank with the most, on a CPU that of all ranks."""
+    is_cuda = all("reserved" in rank["peaks"] for rank in ranks)
     allocated = [rank["peaks"]["allocated"] for rank in ranks if "allocated" in rank["peaks"]]
     total = max if is_cuda else sum
     return MemoryUse(

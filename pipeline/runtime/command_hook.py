@@ -156,7 +156,10 @@ class Steps:
     def _limit_memory(self) -> None:
         """Let torch's allocator reserve no more than the budget on the card of this process."""
         torch, number = self._torch, int(os.environ.get("LOCAL_RANK", "0"))
-        share = int(os.environ[BUDGET]) / torch.cuda.get_device_properties(number).total_memory
+        if number >= torch.cuda.device_count():  # a launcher that shows each rank its own GPU alone
+            number = 0
+        total_bytes = torch.cuda.get_device_properties(number).total_memory
+        share = (int(os.environ[BUDGET]) + 0.5) / total_bytes  # torch multiplies and rounds down
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), number)
 
     def _keep_peaks(self) -> None:

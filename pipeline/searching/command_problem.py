@@ -213,6 +213,12 @@ class CommandProblem(Problem):
         }
 
     @property
+    def settings_for_workers(self) -> dict[str, Any]:
+        """All settings of the search, with the budget that an automatic one is here."""
+        settings = self.settings.model_dump(mode="json")
+        return {**settings, "budget": self.params["budget"]} if self.settings.budget == "auto" else settings
+
+    @property
     def output(self) -> Path:
         """Folder of the results on local disk."""
         return self.settings.output

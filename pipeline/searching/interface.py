@@ -118,6 +118,11 @@ class Problem(ABC):
 
     @property
     @abstractmethod
+    def settings_for_workers(self) -> dict[str, Any]:
+        """The settings by which a worker elsewhere makes the same problem, as JSON values; the budget is known."""
+
+    @property
+    @abstractmethod
     def output(self) -> Path:
         """Folder of the results on local disk."""
 

@@ -203,7 +203,7 @@ def search_and_verify(search: Search, by_workers: RunTrials = run_trials) -> Non
 
     The verifications, and their runs that are no trials, are kept in the search as soon as each has ended. The answer
     is verified again if a run of the verification contradicts it, or if a later trial was faster; once more if no trial
-    is left and the plain configuration is the faster one by all runs. If the plain configuration of the verification
+    is left and another configuration is the faster one by all runs. If the plain configuration of the verification
     has no trial, its measurement is added to the study as one.
     """
     deadline, num_verified = deadline_of(search.problem), -1

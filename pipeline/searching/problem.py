@@ -17,7 +17,7 @@ from pipeline.base.units import MIB
 from pipeline.base.user_functions import module_digest
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
 from pipeline.config.experiment import VARYING, Experiment, make_experiment, notes_on, why_untimed
-from pipeline.config.given import merged, nested, validate
+from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.config.runnable import Runnable
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
@@ -99,6 +99,17 @@ class SearchProblem(Problem):
         """Return the change of the leanest configuration that lowers its peak most, and what clipping costs."""
         _, number = min(known_peaks(candidates))
         return f"{_change_that_helps(self, candidates[number].choice)}{_what_clipping_costs(self, candidates)}"
+
+    @property
+    def settings_for_workers(self) -> dict[str, Any]:
+        """The values of each dimension, and all that the YAML files and the user set beside them.
+
+        A value that a file sets for a dimension, which still varies, would be its only one if it were given.
+        """
+        dimensions = self.space.dimensions
+        shared = nested({name: value for name, value in dotted(self.run_values) if name not in dimensions})
+        own = self.settings.model_dump(mode="json", exclude={"config"})
+        return {**own, **shared, "space": {name: list(values) for name, values in dimensions.items()}}
 
     @property
     def output(self) -> Path:

@@ -42,8 +42,7 @@ class Session:
 
 def session_of(problem: Problem, study_name: str, run_id: str | None, tracking_uri: str) -> Session:
     """Return the session of a search that begins on this machine."""
-    own = problem.settings.model_dump(mode="json")
-    settings = {**own, **problem.run_values, "study": study_name}
+    settings = {**problem.settings_for_workers, "study": study_name}
     limit = problem.settings.search_time_limit
     return Session(
         settings={name: value for name, value in settings.items() if name not in OF_A_MACHINE},

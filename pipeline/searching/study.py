@@ -131,7 +131,7 @@ class StoredStudy:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """Trials that ended, with any outcome."""
+        """Trials that ended, with any outcome but an interruption."""
         return [trial for trial in self._study.trials if is_known(trial)]
 
     @property

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 from pipeline.config.known_command import KnownCommand
+from pipeline.config.patched_file import FORMATS
 
 PROGRAMS = ("axolotl", "llamafactory-cli")
 
@@ -12,9 +12,12 @@ PROGRAMS = ("axolotl", "llamafactory-cli")
 class SettingsFile(KnownCommand):
     """The command lines of axolotl and LLaMA-Factory."""
 
-    settings_file: ClassVar[int | None] = 2
-
     @classmethod
     def recognizes(cls, words: Sequence[str]) -> bool:
         """Whether it is `train` of such a program, with a file."""
         return len(words) > 2 and Path(words[0]).name in PROGRAMS and words[1] == "train"
+
+    @classmethod
+    def settings_file(cls, words: Sequence[str]) -> str | None:
+        """Return the first word that can be such a file, which may follow options."""
+        return next((word for word in words[2:] if word.endswith(FORMATS)), words[2])

@@ -149,7 +149,7 @@ class Simulation:
         return self.processes[0] if self.processes else None
 
     @property
-    def may_not_share_card(self) -> bool:
+    def may_overcommit_card(self) -> bool:
         """Whether processes at the same time use more of one card together than it has."""
         return (self.shared_bytes or 0) > self.memory_bytes
 
