@@ -33,6 +33,10 @@ CASES = [
         ["finetune", "--lora_r", "8", "--bf16"],
         "called lora_r; did you mean adapter_rank?\nno setting is called bf16; did you mean precision=bf16?",
     ),
+    (
+        ["search", "--verify_varying_steps", "9", "--effective_batch_size", "8", "--", "python", "-V"],
+        "verify_varying_steps is of Fitproof's own trainings, and this search is of a command; leave it out",
+    ),
     (["search", "--gpu", "rtx4090"], "gpu belongs to a search of a command, and there is none; write it behind --"),
     (["main", "--bf16", "true"], "no setting is called bf16; did you mean precision=bf16?"),
     (["main", "--warmup_steps", "5"], "did you mean learning_rate_warmup_steps?"),

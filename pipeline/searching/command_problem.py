@@ -215,7 +215,7 @@ class CommandProblem(Problem):
     @property
     def settings_for_workers(self) -> dict[str, Any]:
         """All settings of the search, with the budget that an automatic one is here."""
-        settings = self.settings.model_dump(mode="json")
+        settings = self.settings.model_dump(mode="json", exclude={*_OF_OWN_TRAININGS})
         return {**settings, "budget": self.params["budget"]} if self.settings.budget == "auto" else settings
 
     @property
@@ -236,6 +236,10 @@ def make_command_problem(given: Mapping[str, Any]) -> CommandProblem:
         InvalidInputError: a setting or a placeholder is wrong, or there is nothing to search.
 
     """
+    if refused := [name for name in _OF_OWN_TRAININGS if name in given]:
+        raise InvalidInputError(
+            f"{refused[0]} is of Fitproof's own trainings, and this search is of a command; leave it out"
+        )
     defaults = {name: value for name, value in read_yaml(yaml_file("search")).items() if name in _OF_A_RUN}
     settings = validate(CommandSearchSettings, {**defaults, **given}, "search")
     template = make_template(settings.command or "", settings.patch, settings.env, settings.space)
@@ -277,6 +281,7 @@ def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template
 
 _OF_A_RUN = ("num_steps", "timing_warmup_steps", "verify_steps")
 """Settings of search.yaml that hold for a command too."""
+_OF_OWN_TRAININGS = ("config", "verify_varying_steps")
 
 
 def _card(settings: CommandSearchSettings, device: torch.device) -> Card | None:
