@@ -14,7 +14,7 @@ from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.settings import CORPORA
 from pipeline.data._support.sequences import IGNORED_LABEL
-from pipeline.runtime.worker_pool import run_in_worker
+from pipeline.runtime.worker_pool import run_all, worker_pool
 
 WORDS = "memory is what you have and speed is what you want from it "
 
@@ -92,7 +92,8 @@ def digest_and_rows(changes: dict[str, Any]) -> tuple[str, list[list[int]]]:
 
 
 def test_another_process_prepares_the_same_sequences() -> None:
-    assert run_in_worker(digest_and_rows, {}) == digest_and_rows({})
+    with worker_pool(1) as pool:
+        assert [*run_all(pool, digest_and_rows, [{}])] == [(0, digest_and_rows({}))]
 
 
 def test_text_is_tokenized_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from pipeline.prediction.predict_all import predict_all
 from pipeline.runtime.fork_server import loading, server_pid, start_server, stop_server
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.run import execute
-from pipeline.runtime.worker_pool import WorkerError, run_all, run_in_worker, worker_pool
+from pipeline.runtime.worker_pool import WorkerError, run_all, worker_pool
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 
@@ -35,6 +35,12 @@ def square(number: int) -> tuple[int, int]:
     if number == 0:
         os._exit(3)
     return number * number, os.getpid()
+
+
+def in_worker(function: Any, argument: Any) -> Any:
+    with worker_pool(1) as pool:
+        [(_, result)] = run_all(pool, function, [argument])
+    return result
 
 
 def test_every_task_is_done_once_in_other_processes() -> None:
@@ -61,7 +67,7 @@ def test_a_stopped_fork_server_is_started_again() -> None:
     for _ in range(2):
         stop_server()
         assert server_pid() is None
-    squared, number = run_in_worker(square, 3)
+    squared, number = in_worker(square, 3)
     assert squared == 9 and number != os.getpid()
     assert server_pid() is not None
 
@@ -164,9 +170,9 @@ def variable(name: str) -> str | None:
 def test_a_worker_has_the_environment_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     start_server()
     monkeypatch.setenv("SET_LATER", "1")
-    assert run_in_worker(variable, "SET_LATER") == "1"
+    assert in_worker(variable, "SET_LATER") == "1"
     monkeypatch.delenv("SET_LATER")
-    assert run_in_worker(variable, "SET_LATER") is None
+    assert in_worker(variable, "SET_LATER") is None
 
 
 def emit_variable(_: Experiment, __: Prepared, emit: Callable[[Any], None]) -> None:

@@ -101,7 +101,7 @@ def run(
         for observer in observers:
             receiving.append(observer)
             observer.started(this)
-        measured = execute_it(runnable, this.folder / LOG, [_StepWriter(folder), *observers], work=work, stop=stop)
+        measured = execute_it(runnable, this.folder / LOG, [folder, *observers], work=work, stop=stop)
         if then is not None and measured.outcome is not Outcome.INTERRUPTED:
             measured = _with(execute_it(runnable, this.folder / "traces" / LOG, observers, work=then), measured)
         concluded = summarize(measured) if summarize else measured_summary(runnable, measured)
@@ -189,16 +189,6 @@ def execute(
         finished=received.finished,
         seconds_total=time.monotonic() - start,
     )
-
-
-class _StepWriter(Observer):
-    """Writes each optimizer step to disk before other observers receive it."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def step(self, record: StepRecord) -> None:
-        self._folder.append_step(record)
 
 
 def _with(further: Result, result: Result) -> Result:

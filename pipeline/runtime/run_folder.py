@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import write_atomically
 from pipeline.base.results import Result, StepRecord
-from pipeline.runtime.observer import Run
+from pipeline.runtime.observer import Observer, Run
 from pipeline.training.metrics import Summary, finite, step_metrics
 
 CONFIG, STEPS, RESULT, LOG = "config.yaml", "steps.jsonl", "result.json", "log.txt"
@@ -23,7 +23,7 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-")
 
 
-class RunFolder:
+class RunFolder(Observer):
     """Writes the files of one run; optimizer steps reach the operating system one by one, so they outlive a kill."""
 
     def __init__(self, run: Run) -> None:
@@ -39,7 +39,7 @@ class RunFolder:
         """
         write_result_file(self._run.folder / CONFIG, self._run.runnable.to_yaml())
 
-    def append_step(self, record: StepRecord) -> None:
+    def step(self, record: StepRecord) -> None:
         """Append the metrics of one optimizer step; a full disk is reported once and does not stop the training."""
         line = {"step": record.step, "time": milliseconds_now(), "values": step_metrics(record)}
         path = self._run.folder / STEPS

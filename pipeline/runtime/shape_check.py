@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pipeline.base.contracts import Model
 from pipeline.base.user_functions import is_function_name
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.worker_pool import run_in_worker
+from pipeline.runtime.worker_pool import run_all, worker_pool
 
 
 def check_shapes(experiments: Iterable[Experiment]) -> None:
@@ -15,11 +15,16 @@ def check_shapes(experiments: Iterable[Experiment]) -> None:
         InvalidInputError: a model cannot be built in its shape.
 
     """
-    for name, model in {(one.settings.model, one.model): None for one in experiments}:
-        is_default_shape = name in model.names and model == type(model)()
-        has_shape_of_its_own = getattr(model, "pretrained", False) or is_function_name(name)
-        if not is_default_shape and not has_shape_of_its_own:
-            run_in_worker(_build, (model, name))
+    distinct = dict.fromkeys((one.model, one.settings.model) for one in experiments)
+    if models := [each for each in distinct if _may_fail(*each)]:
+        with worker_pool(1) as pool:
+            list(run_all(pool, _build, models))
+
+
+def _may_fail(model: Model, name: str) -> bool:
+    """Whether a model has neither the shape that its name stands for nor one that is its own."""
+    is_default_shape = name in model.names and model == type(model)()
+    return not is_default_shape and not getattr(model, "pretrained", False) and not is_function_name(name)
 
 
 def _build(given: tuple[Model, str]) -> None:

@@ -57,19 +57,6 @@ def run_all(
         raise WorkerError("a worker process ended before its task was done, probably for lack of memory") from error
 
 
-def run_in_worker(function: Callable[[Argument], Returned], argument: Argument) -> Returned:
-    """Call the function in a worker process.
-
-    Raises:
-        InvalidInputError: the function raised it.
-        WorkerError: the worker process raised another error, or ended.
-
-    """
-    with worker_pool(1) as pool:
-        [(_, result)] = run_all(pool, function, [argument])
-    return result
-
-
 def _start_worker(num_threads: int, variables: Mapping[str, str]) -> None:
     """Begin a worker process: predictions depend on the number of threads and on environment variables."""
     begin_child(variables)

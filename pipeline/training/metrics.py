@@ -104,15 +104,9 @@ def summarize(
     if len(timed) >= 2:
         low, _, high = statistics.quantiles(timed, n=4, method="inclusive")
         metrics["seconds_per_step_iqr"] = high - low
-    if result.finished is not None:
-        if result.finished.passes_per_micro_batch is not None:
-            metrics[PASSES_PER_MICRO_BATCH] = result.finished.passes_per_micro_batch
-        if result.finished.block_forwards_per_step is not None:
-            metrics["block_forwards_per_step"] = float(result.finished.block_forwards_per_step)
-        if result.finished.eval_loss is not None:
-            metrics["eval_loss"] = result.finished.eval_loss
-        if result.finished.gradient_underflow_percent is not None:
-            metrics["gradient_underflow_percent"] = result.finished.gradient_underflow_percent
+    for name in (PASSES_PER_MICRO_BATCH, "block_forwards_per_step", "eval_loss", "gradient_underflow_percent"):
+        if (value := getattr(result.finished, name, None)) is not None:
+            metrics[name] = float(value)
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
