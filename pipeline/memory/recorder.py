@@ -86,14 +86,14 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             for handle in handles:
                 handle.remove()
-            self._categorize()
 
     def begin_later(self, step: int) -> None:
         """Begin with optimizer step `step`: record what model and optimizer have by then as if it were loaded."""
-        for tensor, _, _ in self._owned():
+        owned = list(self._owned())
+        for tensor, _, _ in owned:
             if tensor.device.type == self._device_type:
                 self._note(_own_part(tensor), LOADED, None, None)
-        self._categorize()
+        self._categorize(owned)
         self._work.append(PhaseWork(step=step, phase="load", work=self._counter.take_phase()))
         self._step, self._loading = step, False
 
@@ -269,9 +269,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while self._modules and self._modules.pop() != name:
             pass
 
-    def _categorize(self) -> None:
+    def _categorize(self, owned: Iterable[tuple[Tensor, str, str]] | None = None) -> None:
         """Set the category and module of parameters, gradients and optimizer state that are alive."""
-        for tensor, category, owner in self._owned():
+        for tensor, category, owner in self._owned() if owned is None else owned:
             number = self._by_storage.get(_own_part(tensor).untyped_storage()._cdata)
             if number is not None:
                 self._lifetimes[number].category, self._lifetimes[number].module = category, owner
