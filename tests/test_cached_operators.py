@@ -41,7 +41,8 @@ class UncachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 def memory_of(timeline: Timeline) -> tuple[object, ...]:
     """Return storages and work, and before which allocation each is freed: autocast frees weights in any order."""
     freed_before_N = np.searchsorted(timeline.allocated_at_N, timeline.freed_at_N).tolist()
-    return freed_before_N, timeline.num_bytes_N.tolist(), timeline.origins, timeline.shapes, timeline.work
+    made = [(one.num_bytes, one.shape, one.dtype, one.operator, one.module, one.category) for one in timeline.lifetimes]
+    return freed_before_N, made, timeline.work
 
 
 @pytest.mark.matrix(2)

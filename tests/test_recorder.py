@@ -87,7 +87,7 @@ def test_parameters_gradients_and_optimizer_state_are_exact() -> None:
     backward = [span for span in timeline.spans if (span.step, span.phase) == (1, "backward")][-1]
     alive = Counter[str]()
     for number in timeline.alive(backward.begin):
-        alive[timeline.origins[number].category] += int(timeline.num_bytes_N[number])
+        alive[timeline.lifetimes[number].category] += int(timeline.num_bytes_N[number])
     assert alive["parameters"] == alive["gradients"] == sizes
     assert alive["optimizer state"] == 2 * sizes + 4 * len(parameters)  # two moments, and a step count of 4 bytes
     assert set(alive) <= set(CATEGORIES)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.memory.timeline import CATEGORIES, Timeline
+from pipeline.memory.timeline import CATEGORIES, Lifetime, Timeline
 
 NUM_LARGEST = 15
 """Number of the largest tensors that a breakdown lists."""
@@ -89,25 +89,25 @@ def at_peak(timeline: Timeline) -> Breakdown:
 def at_event(timeline: Timeline, event: int) -> Breakdown:
     """Return the breakdown of what is alive after an event of a timeline, as if it were the peak."""
     span, alive = timeline.span_of(event), timeline.alive(event)
-    sizes, origins = timeline.num_bytes_N[alive].tolist(), [timeline.origins[number] for number in alive]
+    living = [timeline.lifetimes[number] for number in alive]
     return Breakdown(
         peak_bytes=int(timeline.allocated_bytes_E[event]),
         step=span.step,
         phase=span.phase,
-        operator=origins[-1].operator,
-        module=origins[-1].module,
-        category_bytes=_summed((origin.category, size) for origin, size in zip(origins, sizes, strict=True)),
-        module_bytes=_summed((origin.module, size) for origin, size in zip(origins, sizes, strict=True)),
-        largest=tuple(_described(timeline, number) for number in _largest(timeline, event, NUM_LARGEST)),
+        operator=living[-1].operator,
+        module=living[-1].module,
+        category_bytes=_summed((one.category, one.num_bytes) for one in living),
+        module_bytes=_summed((one.module, one.num_bytes) for one in living),
+        largest=tuple(_described(timeline.lifetimes[number]) for number in _largest(timeline, event, NUM_LARGEST)),
     )
 
 
 def modules_at_peak(timeline: Timeline) -> tuple[ModuleMemory, ...]:
     """Return the memory at the peak of a timeline by module and category, the largest first."""
-    alive = timeline.alive(int(timeline.allocated_bytes_E.argmax()))
     sizes: Counter[tuple[str, str]] = Counter()
-    for number, num_bytes in zip(alive, timeline.num_bytes_N[alive].tolist(), strict=True):
-        sizes[timeline.origins[number].module, timeline.origins[number].category] += num_bytes
+    for number in timeline.alive(int(timeline.allocated_bytes_E.argmax())):
+        one = timeline.lifetimes[number]
+        sizes[one.module, one.category] += one.num_bytes
     return tuple(
         ModuleMemory(module=module, category=category, num_bytes=size)
         for (module, category), size in sizes.most_common()
@@ -128,7 +128,7 @@ def course_of(timeline: Timeline, step: int | None = None) -> StepMemory:
     sizes = timeline.num_bytes_N.tolist()
     for number, event in enumerate(timeline.events_E[:end].tolist()):
         storage = event if event >= 0 else -1 - event
-        alive[timeline.origins[storage].category] += sizes[storage] if event >= 0 else -sizes[storage]
+        alive[timeline.lifetimes[storage].category] += sizes[storage] if event >= 0 else -sizes[storage]
         if number >= begin:
             for category, total in alive.items():
                 courses[category].append(total)
@@ -142,7 +142,7 @@ def course_of(timeline: Timeline, step: int | None = None) -> StepMemory:
             Moment(event=event - begin, largest=tuple(places[storage] for storage in largest[event]))
             for event in events
         ),
-        tensors=tuple(_described(timeline, storage) for storage in places),
+        tensors=tuple(_described(timeline.lifetimes[storage]) for storage in places),
         seconds=tuple(moment - start for moment in timeline.seconds[begin:end]),
         category_bytes={category: tuple(totals) for category, totals in courses.items()},
         phases=tuple((timeline.spans[number].phase, timeline.seconds[begins[number]] - start) for number in of_step),
@@ -171,6 +171,12 @@ def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
     return dict(totals.most_common())
 
 
-def _described(timeline: Timeline, number: int) -> LiveTensor:
-    num_bytes, shape = int(timeline.num_bytes_N[number]), tuple(timeline.shapes[number])
-    return LiveTensor(num_bytes=num_bytes, shape=shape, **timeline.origins[number]._asdict())
+def _described(one: Lifetime) -> LiveTensor:
+    return LiveTensor(
+        num_bytes=one.num_bytes,
+        shape=one.shape,
+        dtype=one.dtype,
+        operator=one.operator,
+        module=one.module,
+        category=one.category,
+    )

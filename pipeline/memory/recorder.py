@@ -8,9 +8,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -110,12 +112,12 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the timeline recorded so far."""
         self._categorize()
         first = self._seconds[0] if self._seconds else 0.0
-        return Timeline.of(
-            self._lifetimes,
-            self._events,
-            seconds=[moment - first for moment in self._seconds],
-            spans=self._spans,
-            work=self._work,
+        return Timeline(
+            lifetimes=tuple(map(replace, self._lifetimes)),  # copies: those of the recorder go on
+            events_E=np.array(self._events, np.int64),
+            seconds=tuple(moment - first for moment in self._seconds),
+            spans=tuple(self._spans),
+            work=tuple(self._work),
         )
 
     def __torch_dispatch__(

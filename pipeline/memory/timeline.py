@@ -3,10 +3,9 @@
 N counts storages in the order of their allocation, E events.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,19 +30,6 @@ IntArray = NDArray[np.int64]
 Shape = tuple[int, ...]
 
 
-class Origin(NamedTuple):
-    """What made a storage, and what for."""
-
-    dtype: str
-    """As torch names it, without its package: float32."""
-    operator: str
-    """Name of the operator that allocated it, without its namespace."""
-    module: str
-    """Dotted name of the innermost module that ran the operator; `loss` or `optimizer` outside of all modules."""
-    category: str
-    """One of CATEGORIES."""
-
-
 @dataclass(kw_only=True, slots=True)
 class Lifetime:
     """One storage, from its allocation to its release."""
@@ -52,9 +38,13 @@ class Lifetime:
     shape: Shape
     """Shape of the tensor that it was allocated for; empty in a memory history, which knows bytes alone."""
     dtype: str
+    """As torch names it, without its package: float32."""
     operator: str
+    """Name of the operator that allocated it, without its namespace."""
     module: str
+    """Dotted name of the innermost module that ran the operator; `loss` or `optimizer` outside of all modules."""
     category: str
+    """One of CATEGORIES."""
     allocated_at: int
     """Index of its allocation among the events."""
     freed_at: int | None = None
@@ -88,38 +78,19 @@ class PhaseWork:
 class Timeline:
     """All allocations and releases, in their order, and the work of the phases."""
 
-    num_bytes_N: IntArray
-    shapes: Sequence[Shape]
-    """For each storage the shape of the tensor that it was allocated for."""
-    origins: Sequence[Origin]
-    """The origin of each storage."""
+    lifetimes: Sequence[Lifetime]
+    """In the order of their allocation."""
     events_E: IntArray
     """n for the allocation of storage n, -1 - n for its release."""
     seconds: Sequence[float] = ()
     """Time of each event, from the first one; empty unless it is a recording."""
     spans: tuple[Span, ...]
-    work: tuple[PhaseWork, ...]
+    work: tuple[PhaseWork, ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        lifetimes: Sequence[Lifetime],
-        events: Iterable[int],
-        *,
-        spans: Sequence[Span],
-        seconds: Sequence[float] = (),
-        work: Sequence[PhaseWork] = (),
-    ) -> Self:
-        """Return the timeline of lifetimes in the order of their allocation."""
-        return cls(
-            num_bytes_N=np.array([one.num_bytes for one in lifetimes], np.int64),
-            shapes=tuple(one.shape for one in lifetimes),
-            origins=tuple(Origin(one.dtype, one.operator, one.module, one.category) for one in lifetimes),
-            events_E=np.array(list(events), np.int64),
-            seconds=tuple(seconds),
-            spans=tuple(spans),
-            work=tuple(work),
-        )
+    @cached_property
+    def num_bytes_N(self) -> IntArray:
+        """The size of each storage."""
+        return np.array([one.num_bytes for one in self.lifetimes], np.int64)
 
     def pass_work(self, num_passes: int) -> Work:
         """Return the mean work of the forward and backward passes of the last optimizer step, which has `num_passes`.
@@ -185,19 +156,3 @@ class Timeline:
     def ends(self) -> list[int]:
         """Index of the first event after each span."""
         return [*(span.begin for span in self.spans[1:]), len(self.events_E)]
-
-    @property
-    def lifetimes(self) -> list[Lifetime]:
-        """Every storage as one object."""
-        return [
-            Lifetime(
-                num_bytes=int(num_bytes),
-                shape=tuple(shape),
-                **origin._asdict(),
-                allocated_at=int(begin),
-                freed_at=int(end) if end < len(self.events_E) else None,
-            )
-            for num_bytes, shape, origin, begin, end in zip(
-                self.num_bytes_N, self.shapes, self.origins, self.allocated_at_N, self.freed_at_N, strict=True
-            )
-        ]

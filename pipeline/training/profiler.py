@@ -90,7 +90,7 @@ def profile_run(
 
     def emit_memory(*_: object) -> None:
         timeline = recorder.timeline()
-        if len(timeline.origins):
+        if timeline.lifetimes:
             emit(memory_profile(timeline))
 
     try:
@@ -128,9 +128,9 @@ def memory_profile(timeline: Timeline) -> MemoryProfile:
     """Return the memory profile of a timeline, which must not be empty."""
     complete = any(span.step >= WATCHED_STEPS - 1 and span.phase == "optimizer" for span in timeline.spans)
     sizes = Counter[str]()
-    for origin, num_bytes in zip(timeline.origins, timeline.num_bytes_N.tolist(), strict=True):
-        if origin.operator in MATRIX_PRODUCTS:
-            sizes[origin.dtype] += num_bytes
+    for one in timeline.lifetimes:
+        if one.operator in MATRIX_PRODUCTS:
+            sizes[one.dtype] += one.num_bytes
     return MemoryProfile(
         peak=at_peak(timeline),
         modules=modules_at_peak(timeline),

@@ -9,6 +9,8 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.memory.timeline import Lifetime, Span, Timeline
 from pipeline.simulation import record as record_module
 from pipeline.simulation.record import Mark, PhaseTime, Record, StackFrame
@@ -93,7 +95,13 @@ def history_of(record: Record, device: int) -> History:
         _apply(mark, alive, lifetimes)
     _find_activations(lifetimes, spans, len(events))
     _find_workspaces(lifetimes, record.workspace_bytes)
-    timeline = Timeline.of(lifetimes, events, spans=spans, seconds=range(len(events)))
+    timeline = Timeline(
+        lifetimes=lifetimes,
+        events_E=np.array(events, np.int64),
+        spans=tuple(spans),
+        seconds=range(len(events)),
+        work=(),
+    )
     return History(timeline=timeline, user_lines=tuple(user_lines), code=code.texts)
 
 

@@ -42,7 +42,10 @@ def is_steady(timeline: Timeline) -> bool:
         return False
     found, left = (set(timeline.alive(end - 1).tolist()) for end in ends)
     freed, new = (
-        Counter((int(timeline.num_bytes_N[number]), timeline.origins[number]) for number in numbers)
+        Counter(
+            (one.num_bytes, one.dtype, one.operator, one.module, one.category)
+            for one in (timeline.lifetimes[number] for number in numbers)
+        )
         for numbers in (found - left, left - found)
     )
-    return freed <= new and sum(num_bytes for num_bytes, _ in (new - freed).elements()) <= LARGEST_GROWTH_BYTES
+    return freed <= new and sum(num_bytes for num_bytes, *_ in (new - freed).elements()) <= LARGEST_GROWTH_BYTES
