@@ -19,6 +19,7 @@ import hypothesis
 import optuna
 import pytest
 import torch
+import vl_convert
 from filelock import FileLock
 
 from pipeline.base.results import StepRecord
@@ -54,6 +55,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 """The browser in which pages are tested."""
 FOUR_RANKS = (pytest.mark.slow, pytest.mark.four_ranks)
 """Marks of a case that trains in four processes."""
+DRAWN_IN = ("test_report", "test_search", "test_lever_benchmark", "test_peers")
+"""Files whose tests draw plots; so do all commands that run in processes of their own."""
+PNG = b"\x89PNG\r\n\x1a\n"
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 """Whether this process runs on a simulated card: see pipeline/simulation/README.md."""
 LONGEST = (
@@ -146,6 +150,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("FITPROOF_CACHE")
     if before is not None:
         os.environ["FITPROOF_CACHE"] = before
+
+
+@pytest.fixture(autouse=True)
+def plots_are_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile plots and do not draw them, which takes a fifth of a job's time."""
+
+    def compiled(spec: Any, *, vl_version: str, ppi: int) -> bytes:
+        vl_convert.vegalite_to_vega(spec, vl_version=vl_version)
+        return PNG
+
+    if request.path.stem not in DRAWN_IN:
+        monkeypatch.setattr(vl_convert, "vegalite_to_png", compiled)
 
 
 @pytest.fixture(scope="module")

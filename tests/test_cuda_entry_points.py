@@ -12,13 +12,12 @@ import pandas as pd
 import psutil
 import pytest
 from cards import environment_of
-from conftest import IS_SIMULATED
+from conftest import IS_SIMULATED, PNG
 from finished import Done, shorten_checkpointing, shorten_finetune, shorten_levers
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from processes import started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words
-from test_entry_points import PNG
 from test_faults import MANY, is_training, unsent
 
 from pipeline.base.units import MIB

@@ -12,6 +12,7 @@ import optuna
 import pandas as pd
 import pytest
 import yaml
+from conftest import PNG
 from finished import SETTINGS, Done
 from mlflow.entities import Run
 from project import SMALL, Project
@@ -83,7 +84,6 @@ OF_SOME_SEARCHES = ("contributions", "may_be_faster", "verified_losses")
 """Pictures of a search whose course was such that there is something to show."""
 SKIPPED = ("tf32", "loss liger")
 """Variants that need a GPU."""
-PNG = b"\x89PNG\r\n"
 
 
 @pytest.fixture(scope="module")

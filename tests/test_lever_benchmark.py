@@ -8,7 +8,7 @@ from pathlib import Path
 
 import model_by_card
 import pytest
-from conftest import ROOT
+from conftest import PNG, ROOT
 from levers_page import measured, page, waterfall
 
 from pipeline.config.given import nested
@@ -18,7 +18,6 @@ TINY = {"model": "gpt2-nano", "device": "cpu", "sequence_length": 32, "vocabular
 SCRIPT = ROOT / "benchmarks" / "levers.py"
 """Whose name a module of the tests has too."""
 WORDS = ["--device", "cpu", "--tiny", "--date", "2026-01-02"]
-PNG = b"\x89PNG\r\n"
 
 
 def run(*words: str, folder: Path) -> "subprocess.CompletedProcess[str]":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from conftest import PNG
 from rich.console import Console
 from test_metrics import result
 
@@ -31,7 +32,6 @@ from pipeline.training.metrics import Row, against_baseline, summarize
 from pipeline.training.time_differences import with_times
 from pipeline.training.timing import timing_of
 
-PNG = b"\x89PNG\r\n"
 GOOD = result()
 DIVERGED = replace(GOOD, outcome=Outcome.DIVERGED, detail="nan", steps=GOOD.steps[:1], finished=None)
 DEAD = replace(GOOD, outcome=Outcome.OUT_OF_MEMORY, detail="no memory", steps=(), memory=None, finished=None)

@@ -14,7 +14,7 @@ import optuna
 import psutil
 import pytest
 import torch
-from conftest import THREE_LEVERS, TINY, pairs
+from conftest import PNG, THREE_LEVERS, TINY, pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
@@ -47,7 +47,6 @@ SPACE = Space(
     {"micro_batch_size": (1, 2, 4, 8, 16), "checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")}
 )
 BUDGET = 100 * MIB
-PNG = b"\x89PNG\r\n"
 
 
 def made_up(choice: Choice) -> tuple[int, float]:
