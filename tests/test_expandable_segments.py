@@ -7,7 +7,7 @@ import pytest
 from conftest import tiny
 from test_prediction import CPU
 
-from pipeline.memory.allocator_options import allocator_options
+from pipeline.memory.allocator_options import options_in
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
@@ -38,7 +38,7 @@ def test_it_is_added_to_what_the_users_environment_sets(
     if given is not None:
         monkeypatch.setenv(variable, given)
     assert ON.environment() == {variable: expected}
-    in_process = allocator_options({**os.environ, **tiny(expandable_segments=True).environment})
+    in_process = options_in({**os.environ, **tiny(expandable_segments=True).environment})
     assert "expandable_segments:True" in in_process.replace(" ", "")
     assert not tiny().environment, "the setting false leaves it to the user"
 

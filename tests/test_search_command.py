@@ -39,6 +39,8 @@ from pipeline.searching.certificate import UNFIT
 from pipeline.searching.command_problem import CommandProblem, make_command_problem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import SearchFindings
+from pipeline.searching.session import session_of
+from pipeline.searching.setup import problem_of
 from pipeline.searching.trials import Proposal, Trial
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.torch_build import TorchBuild
@@ -250,6 +252,8 @@ def test_a_patched_file_has_the_values_in_their_types(folder: Path, name: str, t
             "train.steps",
             "[train]\nsteps = 7\n[[data]]\nsteps = 5\n",
         ),
+        ("a.yaml", "a: &x\n  lr: 1\nb: *x\n", "a.lr", "a:\n  lr: 7\nb:\n  lr: 1\n"),
+        ("a.toml", "steps = 1\nlow = nan\n", "steps", "steps = 7\nlow = nan\n"),
         ("a.yaml", "optimizer.lr: 1\n8:\n  steps: 2\n", "optimizer.lr", "optimizer.lr: 7\n8:\n  steps: 2\n"),
         ("a.yaml", "optimizer.lr: 1\n8:\n  steps: 2\n", "8.steps", "optimizer.lr: 1\n8:\n  steps: 7\n"),
     ],
@@ -258,6 +262,12 @@ def test_a_patch_changes_the_key_that_it_names_alone(
     folder: Path, name: str, text: str, key: str, expected: str
 ) -> None:
     assert read_patched_file(str(write(folder / name, text))).with_values({key: 7}) == expected
+
+
+def test_a_worker_makes_the_same_problem_of_a_command(folder: Path) -> None:
+    made = problem(f"python {SCRIPT} --batch {{micro_batch_size}}", num_steps=5)
+    joined = problem_of(session_of(made, "shared", None, "http://127.0.0.1:9").settings)
+    assert joined.identity == made.identity and joined.budget_bytes == made.budget_bytes
 
 
 def test_a_patch_that_would_change_text_is_refused(folder: Path) -> None:
@@ -334,9 +344,9 @@ def test_known_commands_have_their_levers_and_obey_what_these_change(folder: Pat
     (folder / "c.yaml").write_text("trainer: {precision: bf16-mixed}")
     (folder / "main.py").write_text("LightningCLI()")
     assert [*problem("python main.py fit -c c.yaml").space.dimensions] == ["micro_batch_size"]  # the file has precision
-    for line in ("axolotl train --debug sft.yaml", "axolotl train sft.yaml"):
+    for line in ("axolotl train sft.yaml", "axolotl train --debug --deepspeed=ds.json --deepspeed ds.json sft.yaml"):
         axolotl = problem(line)
-    assert "gradient_accumulation_steps: 4" in axolotl.runnable({"micro_batch_size": 2}).files["sft.yaml"]
+        assert "gradient_accumulation_steps: 4" in axolotl.runnable({"micro_batch_size": 2}).files["sft.yaml"]
 
 
 LIGHTNING = """

@@ -14,7 +14,8 @@ from pipeline.base.errors import InvalidInputError, close_to
 from pipeline.config.given import dotted
 from pipeline.config.space import Value
 
-FORMATS = (".yaml", ".yml", ".json", ".toml")
+YAML = (".yaml", ".yml")
+FORMATS = (*YAML, ".json", ".toml")
 TABLE = re.compile(r"\s*\[(?P<name>[^\[\]]+|\[[^\[\]]+\])\]\s*(#.*)?")
 """The line of a table of TOML, whose name has brackets if it is one of several."""
 
@@ -87,7 +88,14 @@ def read_patched_file(path: str) -> PatchedFile:
 def _read(path: str, text: str) -> Any:
     if path.endswith(".toml"):
         return tomllib.loads(text)
-    return json.loads(text) if path.endswith(".json") else yaml.safe_load(text) or {}
+    return json.loads(text) if path.endswith(".json") else _apart(yaml.safe_load(text) or {})
+
+
+def _apart(content: Any) -> Any:
+    """Return content of YAML in which no part is also another, as aliases make it."""
+    if isinstance(content, dict):
+        return {name: _apart(part) for name, part in content.items()}
+    return [_apart(part) for part in content] if isinstance(content, list) else content
 
 
 def _values_in(content: Any) -> dict[str, Any]:
@@ -127,7 +135,7 @@ def _patched_toml(text: str, changes: Mapping[str, Value]) -> str:
         found = tomllib.loads(patched)
     except tomllib.TOMLDecodeError:
         found = {}
-    if found != wanted:
+    if repr(found) != repr(wanted):  # nan is not equal to itself
         raise InvalidInputError(
             f"the value of each patched key must stand in one line behind it, and one of {', '.join(changes)} or a "
             "line of text that looks like it does not; write it so"

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Torch reads the first one that is set; older releases know the second one alone, newer ones warn of it."""
 OPTION = "expandable_segments"
+EXPANDABLE = {VARIABLES[1]: f"{OPTION}:True"}
+"""What lets the allocator grow its segments, in an environment without other options."""
 EXPANDABLE_SEGMENTS = f"{VARIABLES[1]}={OPTION}:True"
-"""What lets the allocator grow its segments, as a user writes it."""
+"""The same as a user writes it."""
 
 
-def allocator_options(variables: Mapping[str, str] = os.environ) -> str:
+def options_in(variables: Mapping[str, str] = os.environ) -> str:
     """Return the options that these environment variables give; `default` if none."""
     return variables.get(_decides(variables) or "", "default")
 
@@ -21,7 +23,10 @@ def are_segments_decided() -> bool:
 
 
 def with_expandable_segments(new: str = VARIABLES[1]) -> dict[str, str]:
-    """Return the variable, `new` if none is set, that adds expandable segments to this process's options."""
+    """Return the variable that adds expandable segments to this process's options.
+
+    If none is set it is `new`, by default the one that the torch of any command knows.
+    """
     variable = _decides(os.environ) or new
     given = [option.strip() for option in os.environ.get(variable, "").split(",") if option.strip()]
     others = [option for option in given if option.partition(":")[0].strip() != OPTION]

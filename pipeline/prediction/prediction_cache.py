@@ -18,7 +18,7 @@ from pipeline.base.files import cache_folder, write_atomically
 from pipeline.base.units import MIB
 from pipeline.base.user_functions import module_digest
 from pipeline.config.experiment import Experiment
-from pipeline.memory.allocator_options import allocator_options
+from pipeline.memory.allocator_options import options_in
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import version_of
 
@@ -137,7 +137,7 @@ def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
 
 def _card_state(experiment: Experiment) -> tuple[object, ...]:
     """Return what the memory of a process on a card depends on besides the card."""
-    return allocator_options({**os.environ, **experiment.environment}), *map(os.environ.get, CARD_VARIABLES)
+    return options_in({**os.environ, **experiment.environment}), *map(os.environ.get, CARD_VARIABLES)
 
 
 def _cpu_state() -> tuple[object, ...]:

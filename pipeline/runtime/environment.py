@@ -13,7 +13,7 @@ import pynvml
 import torch
 
 from pipeline.base.errors import differing
-from pipeline.memory.allocator_options import allocator_options
+from pipeline.memory.allocator_options import options_in
 from pipeline.memory.device import device_name, total_bytes
 
 PROJECT = Path(__file__).parents[2]
@@ -36,11 +36,11 @@ def environment(device: torch.device) -> dict[str, str]:
         **{name: version_of(name) for name in (*PACKAGES, "mlflow")},
         "cuda": torch.version.cuda,
         "driver": _driver() if device.type == "cuda" else None,
-        "allocator": allocator_options(),
+        "allocator": options_in(),
         "fitproof": version_of("fitproof"),
     }
-    if (PROJECT / ".git").exists():
-        facts["git_commit"] = _git("rev-parse", "HEAD")
+    if (PROJECT / ".git").exists() and (commit := _git("rev-parse", "HEAD")):
+        facts["git_commit"] = commit
         facts["git_changes"] = "yes" if _git("status", "--porcelain", "--untracked-files=no") else "no"
     return {name: value for name, value in facts.items() if value}
 

@@ -119,7 +119,7 @@ class Problem(ABC):
     @property
     @abstractmethod
     def settings_for_workers(self) -> dict[str, Any]:
-        """The settings by which a worker elsewhere makes the same problem, as JSON values; the budget is known."""
+        """The settings by which a worker elsewhere makes the same problem, as JSON values; no budget is automatic."""
 
     @property
     @abstractmethod

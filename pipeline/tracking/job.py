@@ -21,7 +21,7 @@ from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import in_use
-from pipeline.memory.allocator_options import allocator_options
+from pipeline.memory.allocator_options import options_in
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.ownership import this_process
@@ -176,7 +176,7 @@ class _ChildRun(Observer):
             "technique": self._siblings.entry,
             "device": str(runnable.device),
             **{name: value for name, value in about.items() if name in ENVIRONMENT_TAGS},
-            "allocator": allocator_options({**os.environ, **runnable.environment}),
+            "allocator": options_in({**os.environ, **runnable.environment}),
             **run.labels,
         }
         if runnable.environment:  # variables that techniques set for the run's process

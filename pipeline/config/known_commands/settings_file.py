@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.known_command import KnownCommand
-from pipeline.config.patched_file import FORMATS
+from pipeline.config.patched_file import FORMATS, YAML
 
 PROGRAMS = ("axolotl", "llamafactory-cli")
 
@@ -19,5 +19,6 @@ class SettingsFile(KnownCommand):
 
     @classmethod
     def settings_file(cls, words: Sequence[str]) -> str | None:
-        """Return the first word that can be such a file, which may follow options."""
-        return next((word for word in words[2:] if word.endswith(FORMATS)), words[2])
+        """Return the first word that can be such a file, which options with values may precede; YAML before others."""
+        files = [word for word in words[2:] if word.endswith(FORMATS) and not word.startswith("-")]
+        return min(files, key=lambda word: not word.endswith(YAML), default=words[2])

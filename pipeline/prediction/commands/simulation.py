@@ -150,7 +150,7 @@ class Simulation:
 
     @property
     def may_overcommit_card(self) -> bool:
-        """Whether processes at the same time use more of one card together than it has."""
+        """Whether processes at the same time may use more of one card together than it has."""
         return (self.shared_bytes or 0) > self.memory_bytes
 
     @property
