@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
     from pipeline.base.settings import Settings
 
+OWN_JOBS = (*SPACES, "profiling")
+"""Entry points with a job of their own; all others are comparisons."""
 WIDTH_OF_FILES = 100
 """Columns of the tables where the output is no terminal."""
 HELP, HELP_ALL, VERSION = ("-h", "--help"), "--help-all", "--version"
@@ -229,13 +231,13 @@ def _run_entry_point(entry: str, words: list[str]) -> int:
     with listening(ProgressBar(console)):
         with progress("loading PyTorch"):
             given = parse(entry, words)
-            import_module("pipeline.jobs.comparison")
+            import_module(f"pipeline.jobs.{entry if entry in OWN_JOBS else 'comparison'}")
         interrupt_on_signal()
         return _run(entry, given, console)
 
 
 def _run(entry: str, given: dict[str, Any], console: "Console") -> int:
-    if entry in (*SPACES, "profiling"):
+    if entry in OWN_JOBS:
         code: int = getattr(import_module(f"pipeline.jobs.{entry}"), entry)(given, console)
         return code
     from pipeline.config.variants import load_entry_point, load_single
