@@ -53,9 +53,10 @@ def losses_of_trl(experiment: Experiment, folder: Path) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-@pytest.mark.parametrize(("changes", "tolerance"), [(COMBINED, 1e-3), (PLAIN, 1e-4)], ids=["combined", "plain"])
-def test_it_trains_the_same(changes: dict[str, Any], tolerance: float, tmp_path: Path) -> None:
-    """In bf16 processors round differently, by what they multiply at a time."""
+@pytest.mark.parametrize("changes", [COMBINED, PLAIN], ids=["combined", "plain"])
+def test_it_trains_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
+    """To 1e-4; with AMX, which rounds bfloat16 by what it multiplies at a time, two losses of 6 differ by 1.3e-4."""
+    tolerance = 1e-3 if changes["precision"] == "bf16" and torch.cpu._is_amx_tile_supported() else 1e-4
     assert losses_of_trl(tiny(**changes), tmp_path) == pytest.approx(losses_here(**changes), abs=tolerance)
 
 

@@ -22,7 +22,7 @@ from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_all, predict_each
 from pipeline.prediction.prediction import Prediction
-from pipeline.simulation.cards import ASSUMED_CONTEXT
+from pipeline.simulation.cards import ASSUMED_CONTEXT, CARDS
 from pipeline.simulation.run import on_cuda_build
 
 A100, H200, T4 = find_hardware("a100"), find_hardware("h200"), find_hardware("t4")
@@ -187,6 +187,7 @@ def test_what_a_card_cannot_do_or_a_simulation_cannot_know_is_said(code: Path, m
             predict(tiny(precision=precision), T4)
     with pytest.raises(InvalidInputError, match="no card is called 'h300'; the closest are h200"):
         find_hardware("h300")
+    assert len(CARDS) >= 12
     code.write_text(
         """
 from torch import nn

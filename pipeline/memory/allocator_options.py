@@ -6,9 +6,10 @@ from collections.abc import Mapping
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Torch reads the first one that is set; older releases know the second one alone, newer ones warn of it."""
 OPTION = "expandable_segments"
-EXPANDABLE = {VARIABLES[1]: f"{OPTION}:True"}
+ENABLED = f"{OPTION}:True"
+EXPANDABLE = {VARIABLES[1]: ENABLED}
 """What lets the allocator grow its segments, in an environment without other options."""
-EXPANDABLE_SEGMENTS = f"{VARIABLES[1]}={OPTION}:True"
+EXPANDABLE_SEGMENTS = f"{VARIABLES[1]}={ENABLED}"
 """The same as a user writes it."""
 
 
@@ -30,7 +31,7 @@ def with_expandable_segments(new: str = VARIABLES[1]) -> dict[str, str]:
     variable = _decides(os.environ) or new
     given = [option.strip() for option in os.environ.get(variable, "").split(",") if option.strip()]
     others = [option for option in given if option.partition(":")[0].strip() != OPTION]
-    return {variable: ",".join([*others, f"{OPTION}:True"])}
+    return {variable: ",".join([*others, ENABLED])}
 
 
 def _decides(variables: Mapping[str, str]) -> str | None:

@@ -103,14 +103,14 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record the end of a phase of optimizer step `step`."""
         self._work.append(PhaseWork(step=step, phase=phase, work=self._counter.take_phase()))
         if phase in ("backward", "optimizer"):
-            self._categorize()
+            self._categorize(self._owned())
         self._loading = self._in_forward = False
         if phase == "optimizer":
             self._step = step + 1
 
     def timeline(self) -> Timeline:
         """Return the timeline recorded so far."""
-        self._categorize()
+        self._categorize(self._owned())
         first = self._seconds[0] if self._seconds else 0.0
         return Timeline(
             lifetimes=tuple(map(replace, self._lifetimes)),  # copies: those of the recorder go on
@@ -271,9 +271,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while self._modules and self._modules.pop() != name:
             pass
 
-    def _categorize(self, owned: Iterable[tuple[Tensor, str, str]] | None = None) -> None:
+    def _categorize(self, owned: Iterable[tuple[Tensor, str, str]]) -> None:
         """Set the category and module of parameters, gradients and optimizer state that are alive."""
-        for tensor, category, owner in self._owned() if owned is None else owned:
+        for tensor, category, owner in owned:
             number = self._by_storage.get(_own_part(tensor).untyped_storage()._cdata)
             if number is not None:
                 self._lifetimes[number].category, self._lifetimes[number].module = category, owner

@@ -24,8 +24,7 @@ from pipeline.config.given import validate, written
 from pipeline.config.runnable import Runnable
 from pipeline.config.space import MICRO_BATCH, Choice, Space, sentences
 from pipeline.config.variants import read_yaml
-from pipeline.memory import allocator_options
-from pipeline.memory.allocator_options import with_expandable_segments
+from pipeline.memory.allocator_options import EXPANDABLE, VARIABLES
 from pipeline.memory.device import device_name, find_device, total_bytes
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.command import Predicted, predict_commands
@@ -255,9 +254,9 @@ def make_command_problem(given: Mapping[str, Any]) -> CommandProblem:
 
 def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template: Template) -> CommandProblem:
     device = find_device(settings.device)
-    if device.type == "cuda" and not set(allocator_options.VARIABLES) & {*template.variables, *os.environ}:
-        [(name, value)] = with_expandable_segments().items()
-        template = replace(template, variables={**template.variables, name: ("", value)})
+    if device.type == "cuda" and not set(VARIABLES) & {*template.variables, *os.environ}:
+        both = {name: ("", value) for name, value in EXPANDABLE.items()}
+        template = replace(template, variables={**template.variables, **both})
     for name in ("num_steps", "verify_steps"):
         reason = why_untimed(name, num_steps := getattr(settings, name), settings.timing_warmup_steps)
         if reason and num_steps:  # without steps nothing is verified
@@ -268,7 +267,6 @@ def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template
     space, refusals = Space(dimensions_of(settings, template)).without(partial(why_refused, settings, template))
     return CommandProblem(
         settings=settings,
-        run_values=settings.model_dump(mode="json"),
         space=space,
         base=command_of(settings, template, space.choices[0], device, limit_bytes),
         given=given,
@@ -282,6 +280,7 @@ def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template
 _OF_A_RUN = ("num_steps", "timing_warmup_steps", "verify_steps")
 """Settings of search.yaml that hold for a command too."""
 _OF_OWN_TRAININGS = ("config", "verify_varying_steps")
+"""Settings of a search that a command does not have."""
 
 
 def _card(settings: CommandSearchSettings, device: torch.device) -> Card | None:

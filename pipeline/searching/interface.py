@@ -27,8 +27,6 @@ class Problem(ABC):
     """A space of configurations, fully specified and checked: of Fitproof's own training, or of a command."""
 
     settings: SearchSettings
-    run_values: Mapping[str, Any]
-    """Settings that all trials share."""
     space: Space
     base: Runnable
     """The first configuration of the space."""
@@ -114,7 +112,7 @@ class Problem(ABC):
     @property
     def is_device_named(self) -> bool:
         """Whether the setting names one GPU of several, as cuda:1 does."""
-        return is_named(str(self.run_values.get("device", "")))
+        return is_named(str(self.settings_for_workers.get("device", "")))
 
     @property
     @abstractmethod

@@ -47,6 +47,8 @@ class SearchProblem(Problem):
     """A search problem whose configurations are Experiments."""
 
     base: Experiment
+    run_values: Mapping[str, Any]
+    """Settings that all trials share."""
 
     @cached_property
     def configurations(self) -> Configurations:

@@ -100,7 +100,6 @@ def history_of(record: Record, device: int) -> History:
         events_E=np.array(events, np.int64),
         spans=tuple(spans),
         seconds=range(len(events)),
-        work=(),
     )
     return History(timeline=timeline, user_lines=tuple(user_lines), code=code.texts)
 
