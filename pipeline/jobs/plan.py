@@ -55,6 +55,8 @@ AUTO_LENGTH = "auto"
 """The value of sequence_length for which a plan finds the longest that fits."""
 LENGTHS_SPACE = "space_of_lengths"
 """The key of plan.yaml with the default space of such a plan."""
+WORTH_SAVING = 0.01
+"""Share of a peak from which on it is said what the gradients in it would not need without clipping."""
 EXAMPLE_LENGTH = 256
 """Length at which the corpus is then read for the shape of an example."""
 
@@ -225,8 +227,9 @@ def _card_plan(
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
         *map(evaluation_note, experiments[:1]),
     ]
-    is_asked = True in space.dimensions.get("optimizer_in_backward", ()) or not any(row.fits for row in ordered)
-    if is_asked and lengths_up_to is None:
+    saves = any(row.category_bytes.get("gradients", 0) > WORTH_SAVING * row.peak_bytes for row in ordered)
+    is_asked = saves and True in space.dimensions.get("optimizer_in_backward", ())
+    if lengths_up_to is None and (is_asked or not any(row.fits for row in ordered)):
         peaks = [(experiments[number], row.peak_bytes) for number, row in rows.items()]
         notes.append(cost_of_clipping(peaks, target, budget_bytes))
     card = CardPlan(
