@@ -1,7 +1,6 @@
 """Many workers of a made-up machine, whose trials only sleep: the real loop, sampler and PostgreSQL storage."""
 
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from pipeline.runtime.run import execute
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.certificate import REPEATED_GAPS
-from pipeline.searching.loop import Search, SearchObserver
+from pipeline.searching.loop import Search, SearchObserver, run_trials
 from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.sampler import PredictiveSampler
@@ -34,7 +33,6 @@ from pipeline.searching.storage import open_storage
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_record import CONSTRAINT
 from pipeline.searching.trials import Proposal, Trial, label
-from pipeline.searching.workers import Workers, run_trials_with
 
 pytestmark = pytest.mark.slow
 NUM_WORKERS = 64
@@ -119,11 +117,6 @@ def candidate(choice: Mapping[str, Any]) -> Candidate:
     return replace(one, choice=dict(choice), update_work=one.update_work * OPTIMIZERS[choice["optimizer"]])
 
 
-def workers(count: int) -> Workers:
-    """Return so many workers, whose executors are not called."""
-    return Workers([execute] * count, threading.Event())
-
-
 def sampler_of(problem: SearchProblem) -> PredictiveSampler:
     """Return the sampler of the made-up machine, which ends late."""
     candidates = [candidate(choice) for choice in problem.space.choices]
@@ -131,13 +124,19 @@ def sampler_of(problem: SearchProblem) -> PredictiveSampler:
 
 
 def search_of(
-    problem: SearchProblem, database_url: str, name: str, observer: SearchObserver | None = None, **made_up: Any
+    problem: SearchProblem,
+    database_url: str,
+    name: str,
+    num_workers: int,
+    observer: SearchObserver | None = None,
+    **made_up: Any,
 ) -> SleepingSearch:
-    """Return one process's part of the search of this study."""
+    """Return one process's part of the search of this study, with so many workers, whose executors are not called."""
     study = StoredStudy(database_url, name, problem.directions, {})
     proposer = PredictiveProposer(problem, study, sampler_of(problem))
     events = observer or SearchObserver()
-    return SleepingSearch(problem, study, proposer, Path("nowhere"), Observer, events, **made_up)
+    executors = [execute] * num_workers
+    return SleepingSearch(problem, study, proposer, Path("nowhere"), Observer, events, executors, **made_up)
 
 
 def test_many_workers_keep_the_study_consistent(problem: SearchProblem, database_url: str) -> None:
@@ -160,8 +159,8 @@ def test_many_workers_keep_the_study_consistent(problem: SearchProblem, database
     }
     repeats = Repeats(Counter())
     with ThreadPoolExecutor(2) as pool:
-        parts = [search_of(problem, database_url, "many", repeats, **made_up) for _ in range(2)]
-        for part in [pool.submit(run_trials_with, workers(NUM_WORKERS // 2), part, math.inf) for part in parts]:
+        parts = [search_of(problem, database_url, "many", NUM_WORKERS // 2, repeats, **made_up) for _ in range(2)]
+        for part in [pool.submit(run_trials, part, math.inf) for part in parts]:
             part.result()
     trials = optuna.load_study(storage=open_storage(database_url), study_name="many").trials
     assert all(trial.state.is_finished() for trial in trials)
@@ -195,11 +194,9 @@ def test_four_workers_need_little_more_than_a_quarter_of_the_time_of_one(
     metrics = {name: {"tokens_per_second": 1.0, "peak_allocated_mib": 1.0} for name in names}
 
     def seconds_with(count: int) -> float:
-        made = search_of(
-            problem, database_url, f"{count} workers", seconds=dict.fromkeys(names, SECONDS_OF_A_TRIAL), metrics=metrics
-        )
-        one = replace(made, proposer=Listed(list(listed)))
-        run_trials_with(workers(count), one, math.inf)
+        seconds = dict.fromkeys(names, SECONDS_OF_A_TRIAL)
+        made = search_of(problem, database_url, f"{count} workers", count, seconds=seconds, metrics=metrics)
+        run_trials(replace(made, proposer=Listed(list(listed))), math.inf)
         trials = optuna.load_study(storage=open_storage(database_url), study_name=f"{count} workers").trials
         assert [trial.state for trial in trials] == [TrialState.COMPLETE] * NUM_LISTED
         assert {label(trial.params) for trial in trials} == set(names)

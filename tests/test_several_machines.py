@@ -295,5 +295,5 @@ def test_a_gpu_that_is_named_is_no_machine_of_a_cluster() -> None:
     settings = SimpleNamespace(executor="ray", ray_address=None, workers=None)
     problem: Any = SimpleNamespace(settings=settings, is_device_named=True, base=SimpleNamespace(device=GPU))
     message = "executor=ray gives .* names one; set device=cuda, or executor=local"
-    with pytest.raises(InvalidInputError, match=message), open_workers(problem):
+    with pytest.raises(InvalidInputError, match=message), open_workers(problem, threading.Event()):
         pass

@@ -37,6 +37,7 @@ DIES = """
 import os, signal, sys
 from test_search import SPACE
 from pipeline.searching.study import StoredStudy
+from pipeline.searching.trials import Proposal
 study = StoredStudy(sys.argv[1], "test", ("maximize",), {"budget": "100MiB"}, 6)
 study.enqueue(Proposal(SPACE.choices[0]), SPACE)
 study.run_next(lambda *_: os.kill(os.getpid(), signal.SIGKILL), 20, lambda: None)

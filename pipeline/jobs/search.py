@@ -1,5 +1,6 @@
 """The entry point `search`: which configuration of a space is the fastest that fits a memory budget?"""
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,9 +18,10 @@ from pipeline.jobs.search_progress import SearchProgress
 from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading
+from pipeline.runtime.run import Execute
 from pipeline.searching.candidates import Candidate, not_predicted_notes
 from pipeline.searching.interface import Problem
-from pipeline.searching.loop import Search, findings_of
+from pipeline.searching.loop import Search, findings_of, search_and_verify
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
@@ -27,7 +29,7 @@ from pipeline.searching.session import session_of
 from pipeline.searching.setup import make_sampler, problem_of
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import Trial
-from pipeline.searching.workers import Workers, open_workers, search_with
+from pipeline.searching.workers import open_workers
 
 
 def search(given: Mapping[str, Any], console: Console) -> int:
@@ -52,19 +54,21 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
         with clock.during(PREDICTING):
             return problem.predicted(candidates)
 
-    with open_workers(problem) as workers:
+    cancelled = threading.Event()
+    with open_workers(problem, cancelled) as executors:
         with loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
             sampler = make_sampler(problem, predict)
         notes = not_predicted_notes(sampler.candidates) if sampler else ()
         say_notes(console, notes)
-        return _measure(problem, sampler, (*problem.notes, *notes), workers, clock, console)
+        return _measure(problem, sampler, (*problem.notes, *notes), executors, cancelled, clock, console)
 
 
 def _measure(
     problem: Problem,
     sampler: PredictiveSampler | None,
     said: Sequence[str],
-    workers: Workers,
+    executors: Sequence[Execute],
+    cancelled: threading.Event,
     clock: SessionClock,
     console: Console,
 ) -> SearchFindings | None:
@@ -87,13 +91,22 @@ def _measure(
 
         shown = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.key))
         proposer = make_proposer(problem, study, sampler)
-        one = Search(problem, study, proposer, job.folder, job.children.observer, shown)
+        one = Search(
+            problem,
+            study,
+            proposer,
+            job.folder,
+            job.children.observer,
+            shown,
+            executors=executors,
+            cancelled=cancelled,
+        )
         interrupted = True
         try:
             configurations = f"{len(problem.space.choices):,} configurations"
             say(console, f"searching {configurations} in at most {total} trials; the study is {study.name}", "dim")
             with shown:
-                search_with(workers, one)
+                search_and_verify(one)
             interrupted = False
         finally:
             findings = _report(one, clock, interrupted, said, job, console)

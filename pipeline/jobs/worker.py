@@ -1,6 +1,7 @@
 """`fitproof worker`: measures trials of a search that runs in another process, until it is done."""
 
 import socket
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,14 +14,14 @@ from pipeline.jobs.printing import say, say_notes
 from pipeline.jobs.search_progress import lost_line
 from pipeline.runtime.fork_server import start_server
 from pipeline.searching.candidates import not_predicted_notes
-from pipeline.searching.loop import Search, SearchObserver
+from pipeline.searching.loop import Search, SearchObserver, run_trials
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.session import read_session
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.setup import make_sampler, problem_of
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import Trial
-from pipeline.searching.workers import local_workers, run_trials_with
+from pipeline.searching.workers import local_workers
 
 SAME_MACHINE = (
     "The search was started on this machine too: on one device both slow each other's trials and share its memory. "
@@ -71,7 +72,8 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     session = read_session(settings.storage, settings.study)
     here = {"storage": settings.storage, "workers": settings.workers, "output": str(settings.output)}
     problem = problem_of({**session.settings, **here})
-    workers = local_workers(problem, settings.workers)
+    cancelled = threading.Event()
+    executors = local_workers(problem, settings.workers, cancelled)
     sampler = make_sampler(problem)
     say_notes(console, not_predicted_notes(sampler.candidates) if sampler else ())
     study = StoredStudy(
@@ -83,10 +85,19 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     with joined as (folder, children), study.storage_errors():
         proposer = make_proposer(problem, study, sampler)
         lines = _Lines(console, partial(children.lost, study.key))
-        search = Search(problem, study, proposer, folder, children.observer, lines)
+        search = Search(
+            problem,
+            study,
+            proposer,
+            folder,
+            children.observer,
+            lines,
+            executors=executors,
+            cancelled=cancelled,
+        )
         if session.host == socket.gethostname():
             say_notes(console, (SAME_MACHINE + OWN_DEVICES[problem.base.device.type],))
-        console.print(f"measuring trials of {settings.study}, {len(workers.executors)} at a time", highlight=False)
-        run_trials_with(workers, search, session.deadline)
+        console.print(f"measuring trials of {settings.study}, {len(executors)} at a time", highlight=False)
+        run_trials(search, session.deadline)
     console.print(f"the search needs no further trial; results: {folder}", highlight=False)
     return 0

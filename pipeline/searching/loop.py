@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -75,12 +76,12 @@ class Search:
     tracker: Callable[[], Observer]
     """Makes an observer of one run."""
     observer: SearchObserver
-    executor: Execute = execute
-    """How an experiment is run in a process: on which device, or on which machine."""
+    executors: Sequence[Execute] = (execute,)
+    """How each worker runs an experiment in a process: on which device, or on which machine (workers.py)."""
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Held by the worker that chooses its next configuration."""
     cancelled: threading.Event = field(default_factory=threading.Event)
-    """Set when the workers are to end at once."""
+    """Set when the workers are to end at once; their executors look at it too."""
     extra: list[Trial] = field(default_factory=list)
     """The runs of verifications so far that are no trials."""
     verifications: list[Verification | None] = field(default_factory=list)
@@ -95,11 +96,11 @@ class Search:
         stop: Stop = never_stop,
         summarize: Summarize | None = None,
     ) -> tuple[Result, dict[str, float]]:
-        """Run a configuration of this search in a folder of this name; return its result and summary metrics."""
+        """Run a configuration in a folder of this name, by the first worker; return its result and summary metrics."""
         one = Run(name=name, runnable=runnable, folder=self.folder / folder_name(folder), labels=labels)
         conclude = summarize or partial(self.problem.summary, runnable)
         observers = [self.tracker(), self.observer]
-        result, found = run(one, observers, stop=stop, summarize=conclude, executor=self.executor)
+        result, found = run(one, observers, stop=stop, summarize=conclude, executor=self.executors[0])
         return result, dict(found.metrics)
 
     @property
@@ -134,10 +135,34 @@ def trials_of(problem: Problem, study: StoredStudy) -> list[Trial]:
 
 
 def run_trials(search: Search, deadline: float) -> None:
+    """Let all workers measure configurations until none is worth its time; what ends one of them ends all.
+
+    They are threads, but for a single one. The deadline is in seconds of time.monotonic().
+
+    Raises:
+        KeyboardInterrupt: the user pressed Ctrl-C; each worker has ended its process and stored its trial.
+
+    """
+    if len(search.executors) == 1:  # in the main thread, which Ctrl-C interrupts
+        _run_trials_alone(search, deadline)
+        return
+    with ThreadPoolExecutor(len(search.executors), thread_name_prefix="worker") as pool:
+        workers = [replace(search, executors=(one,)) for one in search.executors]
+        running = [pool.submit(_run_trials_alone, worker, deadline) for worker in workers]
+        try:
+            ended, _ = wait(running, return_when=FIRST_EXCEPTION)
+            for one in ended:
+                one.result()
+        except BaseException:
+            search.cancelled.set()
+            raise
+
+
+def _run_trials_alone(search: Search, deadline: float) -> None:
     """Measure configurations until none is worth its time, num_trials are reached, or the deadline has passed.
 
     Several workers may do so at the same time: each goes on until nothing is left to measure or being measured. The
-    deadline is in seconds of time.monotonic(); the first trial is run even after it.
+    first trial is run even after the deadline.
     """
     study, total = search.study, search.problem.settings.num_trials
     while not search.cancelled.is_set():
@@ -194,11 +219,7 @@ def _have_crashed(trials: Sequence[Trial]) -> bool:
     return all(trial.outcome == Outcome.CRASHED for trial in trials)
 
 
-RunTrials = Callable[["Search", float], None]
-"""`run_trials`, or a function that does it by several workers."""
-
-
-def search_and_verify(search: Search, by_workers: RunTrials = run_trials) -> None:
+def search_and_verify(search: Search) -> None:
     """Run the trials and verify the answer, until what the verification measured leaves nothing worth a trial.
 
     The verifications, and their runs that are no trials, are kept in the search as soon as each has ended. The answer
@@ -207,7 +228,7 @@ def search_and_verify(search: Search, by_workers: RunTrials = run_trials) -> Non
     has no trial, its measurement is added to the study as one.
     """
     deadline, num_verified = deadline_of(search.problem), -1
-    by_workers(search, deadline)
+    run_trials(search, deadline)
     while search.problem.settings.verify_steps and not _stands(search):
         trials = search.trials
         has_new_trials = len(trials) != num_verified
@@ -217,7 +238,7 @@ def search_and_verify(search: Search, by_workers: RunTrials = run_trials) -> Non
         search.verifications.append(_verify(search, trials))
         if search.verification is None:
             return
-        by_workers(search, deadline)
+        run_trials(search, deadline)
         if not has_new_trials:
             return
 
