@@ -33,7 +33,7 @@ from pipeline.prediction.predict_all import predict_all
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
-from pipeline.searching.problem import make_problem
+from pipeline.searching.experiment_problem import make_experiment_problem
 
 FOLDER = Path(__file__).parent
 DIMENSIONS = ("micro_batch_size", "checkpointing", "precision")
@@ -150,7 +150,7 @@ def _run(given: argparse.Namespace) -> int:
     common = FORMS[kind].common | ({"effective_batch_size": WHOLE_BATCH} if given.whole else {})
     common |= {name: value for name in SETTINGS if (value := getattr(given, name, None)) is not None}
     common |= {"device": str(device)}
-    form = Form(common, make_problem(common).space if given.whole else FORMS[kind].space)
+    form = Form(common, make_experiment_problem(common).space if given.whole else FORMS[kind].space)
     experiments = [form.experiment(choice) for choice in form.space.choices]
     about = {**environment(device), "threads": torch.get_num_threads(), **form.common}
     about |= {"dimensions": list(form.space.dimensions)} if given.whole else {}

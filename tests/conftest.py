@@ -1,5 +1,6 @@
 """What the tests share: a folder and a tracking store of their own, and settings that train in a second."""
 
+import gc
 import json
 import os
 import pickle
@@ -150,6 +151,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ.pop("FITPROOF_CACHE")
     if before is not None:
         os.environ["FITPROOF_CACHE"] = before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported_modules_are_no_garbage() -> None:
+    """Let the garbage collector leave out what is there: to look through all modules takes it up to a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-from project import Project
+
+if TYPE_CHECKING:
+    from project import Project  # the processes of tests that import this module have no use for MLflow
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 180, pause: float = 0.1) -> None:
@@ -51,7 +53,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def started(project: Project, *words: str, **options: Any) -> Iterator["subprocess.Popen[str]"]:
+def started(project: "Project", *words: str, **options: Any) -> Iterator["subprocess.Popen[str]"]:
     """Give a command that is running, in a process group of its own, and end it whatever happens."""
     with project.popen(*words, start_new_session=True, **options) as process:
         try:

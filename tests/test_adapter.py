@@ -27,7 +27,7 @@ from pipeline.config.settings import TECHNIQUES
 from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files, write_files
 from pipeline.prediction.predict import predict
-from pipeline.searching.problem import make_problem
+from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.techniques._support.lora import linear_layers
 from pipeline.training.loop import Loop, learning_rate, train
 from pipeline.training.step import backpropagate, build_step
@@ -348,7 +348,7 @@ def test_a_search_has_it_only_if_another_training_is_asked_for() -> None:
     assert TECHNIQUES["adapter"]().mathematics is Mathematics.EXACT
     space = {"micro_batch_size": [2, 4], "adapter": ["none", "lora"], "checkpointing": ["none", "every_layer"]}
     settings = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space, "mathematics": "different"}
-    problem = make_problem(settings)
+    problem = make_experiment_problem(settings)
     assert len(problem.space.choices) == len(list(product(*space.values())))
     answer = {"micro_batch_size": 2, "adapter": "lora", "checkpointing": "every_layer"}
     assert problem.baseline_beside(answer) == [

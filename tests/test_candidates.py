@@ -11,7 +11,7 @@ from pipeline.config.configurations import why_refused
 from pipeline.config.experiment import make_experiment
 from pipeline.config.space import Choice
 from pipeline.searching.candidates import make_candidates
-from pipeline.searching.problem import make_problem
+from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.searching.setup import make_sampler
 from pipeline.techniques.precision import Precision
 
@@ -43,7 +43,7 @@ def test_what_cannot_be_predicted_takes_the_work_of_another_size_in_proportion()
 def test_the_advice_names_only_what_may_be_in_the_space() -> None:
     space = {"micro_batch_size": [4], "checkpointing": ["none"], "precision": ["fp32"]}
     given = {**TINY, "budget": "0.1MiB", "effective_batch_size": 4, "mathematics": "exact", "space": space}
-    problem = make_problem(given)
+    problem = make_experiment_problem(given)
     choice = problem.space.choices[0]
     other = {**choice, "precision": "bf16"}
     assert "mathematics is exact" in str(why_refused(problem.runnable(other), other, CPU, Mathematics.EXACT))
@@ -58,7 +58,7 @@ def test_the_advice_leaves_out_what_cannot_be_predicted(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Precision, "unsupported", no_bf16)
     space = {"micro_batch_size": [4], "checkpointing": ["none"], "precision": ["fp32"]}
-    problem = make_problem({**TINY, "budget": "0.1MiB", "effective_batch_size": 4, "space": space})
+    problem = make_experiment_problem({**TINY, "budget": "0.1MiB", "effective_batch_size": 4, "space": space})
     with pytest.raises(InvalidInputError, match="would help most") as refused:
         make_sampler(problem)
     assert "bf16" not in str(refused.value) and " 0.0 MiB" not in str(refused.value)

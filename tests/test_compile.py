@@ -12,7 +12,7 @@ from test_prediction import CPU
 from pipeline.base.results import Finished, StepRecord
 from pipeline.export.write import export_files
 from pipeline.prediction.predict import predict
-from pipeline.searching.problem import make_problem
+from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.techniques import compile as technique
 from pipeline.training.loop import train
 
@@ -76,7 +76,9 @@ def test_a_prediction_does_not_compile_and_says_what_it_does_not_see(fast_backen
 
 def test_a_search_says_what_its_predictions_do_not_see() -> None:
     space = {"micro_batch_size": [2], "compile": ["none", "layers"]}
-    problem = make_problem({**TINY, "effective_batch_size": 2, "num_steps": 10, "budget": "64MiB", "space": space})
+    problem = make_experiment_problem(
+        {**TINY, "effective_batch_size": 2, "num_steps": 10, "budget": "64MiB", "space": space}
+    )
     assert problem.notes == tiny(compile="layers").not_predicted("cpu")
 
 

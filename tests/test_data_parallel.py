@@ -17,8 +17,6 @@ import pytest
 import torch
 from conftest import DIVISIBLE, FOUR_RANKS, Received, tiny
 from processes import wait_for
-from project import Project
-from test_user_functions import WORKS
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
@@ -268,6 +266,8 @@ def test_a_rank_that_fails_ends_all_and_is_named(
 def test_ranks_that_made_different_weights_are_refused(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from test_user_functions import WORKS
+
     (tmp_path / "drawn_anew.py").write_text(WORKS.replace("return Own", "torch.seed(); return Own"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -476,6 +476,8 @@ def test_world_size_is_searched_where_there_are_several_gpus(kind: str, count: i
 def test_commands_refuse_what_several_processes_cannot_do(
     entry: str, settings: dict[str, str], message: str, tmp_path: Path
 ) -> None:
+    from project import Project  # it imports MLflow, and so would each process of the tests above
+
     done = Project.copy(tmp_path).here(entry, {"device": "cpu", "micro_batch_size": "1", **settings})
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
@@ -484,6 +486,8 @@ def test_commands_refuse_what_several_processes_cannot_do(
 @pytest.mark.slow
 def test_a_search_measures_several_processes(tmp_path: Path) -> None:
     """Its answer is trained again beside a plain configuration of one process, with the same losses."""
+    from project import Project
+
     space = '{"micro_batch_size": [1, 2], "world_size": [1, 2]}'
     settings = {"device": "cpu", "model": "gpt2-nano", "sequence_length": "32", "vocabulary_size": "512"}
     more = {

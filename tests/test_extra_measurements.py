@@ -13,7 +13,7 @@ from test_acquisition import BATCH, CANDIDATES, DISTRIBUTIONS, TOKENS, modelled,
 from pipeline.base.units import MIB
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.certificate import UNFIT
-from pipeline.searching.problem import SearchProblem
+from pipeline.searching.experiment_problem import ExperimentProblem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
@@ -100,7 +100,7 @@ def test_the_certificate_counts_configurations_that_only_the_verification_measur
     sampler = PredictiveSampler(CANDIDATES, RULES)
     made: Any = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"))
     gone = replace(measurement(1), choice={**CANDIDATES[1].choice, "precision": "of a package that is gone"})
-    proposer = PredictiveProposer(cast(SearchProblem, made), stored, sampler)
+    proposer = PredictiveProposer(cast(ExperimentProblem, made), stored, sampler)
     certificate = proposer.certificate((), [measurement(0), gone])
     assert certificate.num_measured == 1 and len(certificate.unmeasured) == len(CANDIDATES) - 1
 
@@ -113,7 +113,7 @@ def test_one_that_fits_too_closely_says_so() -> None:
     stored = StoredStudy("sqlite:///:memory:", "close", ("maximize",), {})
     made: Any = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"))
     sampler = PredictiveSampler([close, larger, smaller], Rules(budget_bytes=budget_bytes))
-    certificate = PredictiveProposer(cast(SearchProblem, made), stored, sampler).certificate(())
+    certificate = PredictiveProposer(cast(ExperimentProblem, made), stored, sampler).certificate(())
     cause_of = {str(one.choice): one.cause for one in certificate.unmeasured if one.reason == UNFIT}
     assert cause_of == {
         str(close.choice): "fits with a probability below fit_confidence=0.95",

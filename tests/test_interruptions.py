@@ -24,8 +24,8 @@ from pipeline.report.findings import read_findings
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import run
 from pipeline.searching.candidates import unpredicted, with_predictions
+from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.searching.loop import SearchObserver, search_and_verify, store_measurement
-from pipeline.searching.problem import make_problem
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import Proposal
 from pipeline.tracking.job import open_job
@@ -111,7 +111,7 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
             return super().run(name, folder, experiment, *rest)
 
     space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
-    problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
+    problem = make_experiment_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
     proposer: Any = RefutedProposer([], baseline_size=1)
     one = Refuting(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0, 2: 80.0, 4: 100.0})
@@ -124,7 +124,7 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
 
 def test_what_the_verification_measured_is_stored_while_another_process_measures(tmp_path: Path) -> None:
     space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
-    problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
+    problem = make_experiment_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
     proposer: Any = ListedProposer([], baseline_size=1)
     one = MadeUpSearch(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0})
@@ -139,9 +139,9 @@ def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
     """The technique is inactive in the first configuration of the space."""
     source = (Path(__file__).parent / "outside" / "recomputed_mlp.py").read_text()
     script = (
-        "import json, sys; from pipeline.searching.problem import make_problem\n"
-        "p = make_problem({'model': 'gpt2-nano', 'device': 'cpu', 'corpus': 'quick_fox', 'sequence_length': 16,\n"
-        "  'effective_batch_size': 1, 'budget': '1GiB',\n"
+        "import json, sys; from pipeline.searching.experiment_problem import make_experiment_problem\n"
+        "p = make_experiment_problem({'model': 'gpt2-nano', 'device': 'cpu', 'corpus': 'quick_fox',\n"
+        "  'sequence_length': 16, 'effective_batch_size': 1, 'budget': '1GiB',\n"
         "  'space': {'micro_batch_size': [1], 'recomputed_mlp': [False, True]}})\n"
         "assert p.space.dimensions['recomputed_mlp'] == (False, True)\n"
         "print(json.dumps(p.identity, sort_keys=True))"
@@ -177,7 +177,7 @@ def test_a_cached_prediction_that_is_damaged_is_made_again(tmp_path: Path, monke
 def test_a_value_that_is_listed_twice_is_one_value() -> None:
     """Of two equal candidates the second could never be measured."""
     space = {"micro_batch_size": [1, 1, 2], "checkpointing": ["none"], "precision": ["fp32"]}
-    problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 2, "space": space})
+    problem = make_experiment_problem({**TINY, "budget": "1GiB", "effective_batch_size": 2, "space": space})
     assert len(problem.space.choices) == 2
 
 

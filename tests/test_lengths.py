@@ -31,7 +31,7 @@ from pipeline.memory.meter import WATCHED_STEPS, CpuMeter
 from pipeline.prediction.predict import predict
 from pipeline.report.comparable import incomparable
 from pipeline.runtime.run import execute, measured_summary
-from pipeline.searching.problem import make_problem
+from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.training.loop import Loop, Message, rows_of_step, train
 from pipeline.training.metrics import Row, step_metrics, summarize
 from pipeline.training.step import build_step
@@ -297,7 +297,7 @@ def test_a_longest_micro_batch_that_does_not_fit_ends_the_run_at_once(
 def test_a_plan_and_a_search_say_what_peaks_and_times_are_of(documents: dict[str, Any]) -> None:
     settings = merged(TINY, nested({name.replace("__", "."): value for name, value in documents.items()}))
     space = {"micro_batch_size": [2], "sequences": ["fixed_length", "padded", "grouped"]}
-    problem = make_problem({**settings, "effective_batch_size": 4, "budget": "64MiB", "space": space})
+    problem = make_experiment_problem({**settings, "effective_batch_size": 4, "budget": "64MiB", "space": space})
     train_data = tiny(**documents, sequences="padded").prepare().train
     assert isinstance(train_data, DynamicallyPaddedSequences)
     longest = f"longest micro-batch, of {max(train_data.lengths)} tokens"

@@ -17,8 +17,8 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
 from pipeline.config.variants import EntryPoint, load_entry_point
 from pipeline.jobs.live_page import SHARE, LivePage
+from pipeline.jobs.search_clock import PREDICTING, TRIALS, VERIFICATION, SearchClock
 from pipeline.jobs.search_progress import SearchProgress
-from pipeline.jobs.session_clock import PREDICTING, TRIALS, VERIFICATION, SessionClock
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import report_of
 from pipeline.report.page import to_html
@@ -66,12 +66,12 @@ def result() -> Result:
 
 def progress(console: Console, between_runs: Callable[[], None] = lambda: None) -> SearchProgress:
     """Return the progress of a search of ten trials."""
-    return SearchProgress(console, 10, SessionClock(), between_runs, lambda number: None)
+    return SearchProgress(console, 10, SearchClock(), between_runs, lambda number: None)
 
 
 def test_the_time_of_a_session_is_divided_among_what_runs() -> None:
     now = FakeClock()
-    clock = SessionClock(now)
+    clock = SearchClock(now)
     with clock.during(PREDICTING):
         now.seconds += 256
     for seconds, change in (

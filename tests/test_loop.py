@@ -16,11 +16,11 @@ from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
 from pipeline.jobs.search import _findings
-from pipeline.jobs.session_clock import SessionClock
+from pipeline.jobs.search_clock import SearchClock
 from pipeline.runtime.observer import Observer
 from pipeline.searching import loop
+from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem
 from pipeline.searching.loop import Search, SearchObserver, findings_of, run_trials, search_and_verify
-from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_record import TrialRecord, judge
 from pipeline.searching.trials import ANSWER, Proposal, Trial, label, speeds
@@ -69,19 +69,21 @@ class MadeUpSearch(Search):
 
 
 @pytest.fixture(scope="module")
-def problem() -> SearchProblem:
+def problem() -> ExperimentProblem:
     space = {"micro_batch_size": list(SIZES), "checkpointing": ["none"], "precision": ["fp32"]}
-    return make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
+    return make_experiment_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
 
 
-def search(problem: SearchProblem, folder: Path, proposer: ListedProposer, speeds: dict[int, float]) -> MadeUpSearch:
+def search(
+    problem: ExperimentProblem, folder: Path, proposer: ListedProposer, speeds: dict[int, float]
+) -> MadeUpSearch:
     folder.mkdir(exist_ok=True)
     study = StoredStudy(f"sqlite:///{folder}/optuna.db", "made-up", ("maximize",), {})
     return MadeUpSearch(problem, study, proposer, folder, Observer, SearchObserver(), speeds=speeds)
 
 
 def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
-    problem: SearchProblem, tmp_path: Path
+    problem: ExperimentProblem, tmp_path: Path
 ) -> None:
     one = search(problem, tmp_path, ListedProposer([2], baseline_size=4), {1: 50.0, 2: 100.0, 4: 120.0})
     search_and_verify(one)
@@ -93,7 +95,7 @@ def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
 
 
 def test_a_check_that_contradicts_the_answer_when_no_trial_is_left_is_answered_by_another(
-    problem: SearchProblem, tmp_path: Path
+    problem: ExperimentProblem, tmp_path: Path
 ) -> None:
     class Noisy(MadeUpSearch):
         def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
@@ -110,7 +112,7 @@ def test_a_check_that_contradicts_the_answer_when_no_trial_is_left_is_answered_b
 
 
 def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
-    problem: SearchProblem, tmp_path: Path
+    problem: ExperimentProblem, tmp_path: Path
 ) -> None:
     one = search(problem, tmp_path, ListedProposer([2], baseline_size=1), {1: 50.0, 2: 100.0, 4: 120.0})
     search_and_verify(one)
@@ -123,7 +125,7 @@ def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
 
 @pytest.mark.quick
 def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_faster(
-    problem: SearchProblem, tmp_path: Path
+    problem: ExperimentProblem, tmp_path: Path
 ) -> None:
     class Later(ListedProposer):
         def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
@@ -141,7 +143,9 @@ def test_the_search_goes_on_after_a_check_that_agrees_and_verifies_only_what_is_
     assert any(name.startswith("verification 2: answer") for name in faster.names)
 
 
-def test_what_a_verification_measured_is_passed_to_the_next_proposals(problem: SearchProblem, tmp_path: Path) -> None:
+def test_what_a_verification_measured_is_passed_to_the_next_proposals(
+    problem: ExperimentProblem, tmp_path: Path
+) -> None:
     proposer = ListedProposer([2], baseline_size=4)
     one = search(problem, tmp_path, proposer, {1: 50.0, 2: 100.0, 4: 120.0})
     search_and_verify(one)
@@ -156,7 +160,9 @@ def test_what_a_verification_measured_is_passed_to_the_next_proposals(problem: S
     assert speeds(choice_of(4), one.runs) == [120.0, 120.0], "each run once"
 
 
-def test_what_was_verified_is_kept_when_a_later_trial_is_interrupted(problem: SearchProblem, tmp_path: Path) -> None:
+def test_what_was_verified_is_kept_when_a_later_trial_is_interrupted(
+    problem: ExperimentProblem, tmp_path: Path
+) -> None:
     """The verification refutes the answer, and Ctrl-C ends the next trial but one."""
 
     class Interrupted(MadeUpSearch):
@@ -177,14 +183,14 @@ def test_what_was_verified_is_kept_when_a_later_trial_is_interrupted(problem: Se
     )
     with pytest.raises(KeyboardInterrupt):
         search_and_verify(one)
-    found = _findings(one, one.trials, SessionClock())
+    found = _findings(one, one.trials, SearchClock())
     assert [run.name for run in found.extra] == ["verification: answer"]
     assert found.best is not None and found.best.choice == choice_of(2), "the other one was refuted"
     assert found.verification is None, "the one that there was is not of this answer"
 
 
 def test_a_verified_answer_stays_the_answer_when_a_later_trial_is_interrupted(
-    problem: SearchProblem, tmp_path: Path
+    problem: ExperimentProblem, tmp_path: Path
 ) -> None:
     class Interrupted(ListedProposer):
         def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
@@ -195,12 +201,12 @@ def test_a_verified_answer_stays_the_answer_when_a_later_trial_is_interrupted(
     one = search(problem, tmp_path, Interrupted([1, 2], baseline_size=1), {1: 50.0, 2: 100.0})
     with pytest.raises(KeyboardInterrupt):
         search_and_verify(one)
-    found = _findings(one, one.trials, SessionClock())
+    found = _findings(one, one.trials, SearchClock())
     assert found.verification is not None and found.verification.answer.choice == choice_of(2)
     assert [run.name for run in found.extra] == ["verification: answer", "verification: plain"]
 
 
-def test_the_answer_is_the_fastest_by_all_runs_before_the_last_verification(problem: SearchProblem) -> None:
+def test_the_answer_is_the_fastest_by_all_runs_before_the_last_verification(problem: ExperimentProblem) -> None:
     """A page between two verifications has the runs of the first one."""
     trials = rows_of({1: 98.0, 2: 100.0})
     metrics = {"tokens_per_second": 80.0}
@@ -209,7 +215,9 @@ def test_the_answer_is_the_fastest_by_all_runs_before_the_last_verification(prob
     assert found.best is not None and found.best.choice == choice_of(1)
 
 
-def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: SearchProblem, tmp_path: Path) -> None:
+def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(
+    problem: ExperimentProblem, tmp_path: Path
+) -> None:
     class Repeating(ListedProposer):
         def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
             proposal = super().next(trials, extra)
@@ -230,7 +238,7 @@ def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(problem: Se
 
 
 def test_a_worker_that_waits_proposes_only_after_a_trial_has_ended(
-    problem: SearchProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    problem: ExperimentProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With many configurations and trials a proposal takes seconds of a core."""
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_POLLS", 0.01)
@@ -266,7 +274,9 @@ def test_a_worker_that_waits_proposes_only_after_a_trial_has_ended(
     assert len(one.proposer.extra) == 3, "of its own trial, before it waits, and once the other's has ended"
 
 
-def test_a_lost_trial_that_is_found_as_the_last_one_begins_is_reported(problem: SearchProblem, tmp_path: Path) -> None:
+def test_a_lost_trial_that_is_found_as_the_last_one_begins_is_reported(
+    problem: ExperimentProblem, tmp_path: Path
+) -> None:
     """Its run in MLflow would stay RUNNING."""
 
     class Finding(MadeUpSearch):

@@ -25,8 +25,8 @@ from pipeline.runtime.run import execute
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.certificate import REPEATED_GAPS
+from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem
 from pipeline.searching.loop import Search, SearchObserver, run_trials
-from pipeline.searching.problem import SearchProblem, make_problem
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.storage import open_storage
@@ -95,7 +95,7 @@ class Listed:
 
 
 @pytest.fixture(scope="module")
-def problem() -> SearchProblem:
+def problem() -> ExperimentProblem:
     space = {
         "micro_batch_size": list(SIZES),
         "checkpointing": list(POLICIES),
@@ -108,7 +108,7 @@ def problem() -> SearchProblem:
         "num_trials": 300,
         "mathematics": "different",
     }
-    return make_problem({**TINY, **settings, "space": space})
+    return make_experiment_problem({**TINY, **settings, "space": space})
 
 
 def candidate(choice: Mapping[str, Any]) -> Candidate:
@@ -117,14 +117,14 @@ def candidate(choice: Mapping[str, Any]) -> Candidate:
     return replace(one, choice=dict(choice), update_work=one.update_work * OPTIMIZERS[choice["optimizer"]])
 
 
-def sampler_of(problem: SearchProblem) -> PredictiveSampler:
+def sampler_of(problem: ExperimentProblem) -> PredictiveSampler:
     """Return the sampler of the made-up machine, which ends late."""
     candidates = [candidate(choice) for choice in problem.space.choices]
     return PredictiveSampler(candidates, Rules(budget_bytes=BUDGET_MIB * MIB, gap=GAP))
 
 
 def search_of(
-    problem: SearchProblem,
+    problem: ExperimentProblem,
     database_url: str,
     name: str,
     num_workers: int,
@@ -139,7 +139,7 @@ def search_of(
     return SleepingSearch(problem, study, proposer, Path("nowhere"), Observer, events, executors, **made_up)
 
 
-def test_many_workers_keep_the_study_consistent(problem: SearchProblem, database_url: str) -> None:
+def test_many_workers_keep_the_study_consistent(problem: ExperimentProblem, database_url: str) -> None:
     """Two processes, here with connections of their own, have half of the workers each.
 
     A configuration is repeated once, and again only while the two fastest may be the wrong way round.
@@ -186,7 +186,7 @@ def test_many_workers_keep_the_study_consistent(problem: SearchProblem, database
 
 @pytest.mark.long
 def test_four_workers_need_little_more_than_a_quarter_of_the_time_of_one(
-    problem: SearchProblem, database_url: str
+    problem: ExperimentProblem, database_url: str
 ) -> None:
     """From the start of the first trial of a fixed list to the end of the last one."""
     listed = [choice for choice in problem.space.choices if choice["optimizer"] == "adamw"][:NUM_LISTED]

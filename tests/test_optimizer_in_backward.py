@@ -10,7 +10,7 @@ from test_prediction import CPU, measured
 from pipeline.base.errors import InvalidInputError
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.prediction.predict import predict
-from pipeline.searching.problem import make_problem
+from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.searching.setup import make_sampler
 from pipeline.techniques.optimizer_in_backward import update_in_backward
 
@@ -77,7 +77,7 @@ def test_a_search_in_which_nothing_fits_says_what_clipping_costs() -> None:
     space = {"micro_batch_size": [2], "precision": ["fp32"], "checkpointing": ["none"]}
     given = {**TINY, "sequence_length": 8, "effective_batch_size": 2, "budget": "0.8MiB", "space": space}
     with pytest.raises(InvalidInputError, match=r"Clipping to max_grad_norm=1 keeps .* instead of \d\.\d MiB"):
-        make_sampler(make_problem({**given, "num_steps": 10}))
+        make_sampler(make_experiment_problem({**given, "num_steps": 10}))
 
 
 def test_an_update_that_fails_leaves_the_optimizers_groups_as_they_were() -> None:

@@ -17,8 +17,8 @@ from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import free_bytes, hardware_of, total_bytes
 from pipeline.prediction.cards import find_hardware
 from pipeline.searching import problem
-from pipeline.searching.interface import baseline_choices
-from pipeline.searching.problem import automatic_budget, make_problem
+from pipeline.searching.experiment_problem import automatic_budget, make_experiment_problem
+from pipeline.searching.problem import baseline_choices
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
 from pipeline.simulation.cards import CARDS
@@ -29,7 +29,7 @@ CPU = hardware_of(torch.device("cpu"))
 
 def on_device(monkeypatch: pytest.MonkeyPatch, hardware: Hardware) -> None:
     """Let this machine's device be `hardware`."""
-    for module in ("pipeline.searching.problem", "pipeline.config.experiment"):
+    for module in ("pipeline.searching.experiment_problem", "pipeline.config.experiment"):
         monkeypatch.setattr(f"{module}.hardware_of", lambda device: hardware)
 
 
@@ -61,7 +61,7 @@ def test_only_a_fixed_list_of_values_is_automatic(name: str) -> None:
 
 
 def test_three_levers_on_a_cpu_have_thirty_configurations() -> None:
-    made = make_problem({"device": "cpu", "space": THREE_LEVERS})
+    made = make_experiment_problem({"device": "cpu", "space": THREE_LEVERS})
     assert len(made.space.choices) == 30 and made.identity["space.precision"] == ["fp32", "bf16"]
     assert made.notes == ("budget: 256MiB, the default on a CPU, which suits gpt2-nano",)
 
@@ -69,7 +69,7 @@ def test_three_levers_on_a_cpu_have_thirty_configurations() -> None:
 @pytest.mark.parametrize("card", ["t4", "v100"])
 def test_a_card_without_bf16_searches_the_default_space(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on_device(monkeypatch, find_hardware(card))
-    assert make_problem(TINY).space.dimensions["precision"] == ("fp32", "fp16")
+    assert make_experiment_problem(TINY).space.dimensions["precision"] == ("fp32", "fp16")
 
 
 def test_a_plan_for_a_card_without_bf16_recommends_fp16() -> None:
@@ -84,7 +84,7 @@ def test_unsupported_values_leave_the_space_with_a_reason(monkeypatch: pytest.Mo
     on_device(monkeypatch, find_hardware("t4"))
     given: dict[str, Any] = {**TINY, "space": {"micro_batch_size": [1, 2], "precision": ["bf16", "fp16", "tf32"]}}
     given["space"]["checkpointing"] = ["none"]
-    made = make_problem({**given, "effective_batch_size": 2, "budget": "1GiB"})
+    made = make_experiment_problem({**given, "effective_batch_size": 2, "budget": "1GiB"})
     assert made.space.dimensions == {"micro_batch_size": (1, 2), "precision": ("fp16",), "checkpointing": ("none",)}
     assert made.base.settings.precision == "fp16"  # type: ignore[attr-defined]
     assert made.notes == tuple(
@@ -93,7 +93,7 @@ def test_unsupported_values_leave_the_space_with_a_reason(monkeypatch: pytest.Mo
         for name in ("bf16", "tf32")
     )
     with pytest.raises(InvalidInputError, match="bf16 needs .*; no configuration is left"):
-        make_problem({**given, "space": {"precision": ["bf16"]}, "effective_batch_size": 8})
+        make_experiment_problem({**given, "space": {"precision": ["bf16"]}, "effective_batch_size": 8})
 
 
 def test_combinations_leave_the_space_where_each_value_stays() -> None:

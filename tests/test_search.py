@@ -31,10 +31,10 @@ from pipeline.report.trial_plots import NOT_COUNTED, over_time_plot, parallel_pl
 from pipeline.runtime.ownership import is_gone, this_process
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.interface import baseline_choices
+from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem
 from pipeline.searching.loop import findings_of, trials_of
 from pipeline.searching.optuna_samplers import SAMPLERS, choose, next_baseline
-from pipeline.searching.problem import SearchProblem, make_problem
+from pipeline.searching.problem import baseline_choices
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
@@ -255,11 +255,11 @@ def test_divisors_make_the_effective_batch_exact() -> None:
 )
 def test_a_wrong_search_is_refused_before_anything_runs(given_: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        make_problem({**TINY, **given_})
+        make_experiment_problem({**TINY, **given_})
 
 
 def test_a_setting_given_on_the_command_line_pins_its_dimension() -> None:
-    plan = make_problem({**TINY, "space": THREE_LEVERS, "precision": "bf16", "micro_batch_size": "4"})
+    plan = make_experiment_problem({**TINY, "space": THREE_LEVERS, "precision": "bf16", "micro_batch_size": "4"})
     assert plan.space.dimensions["precision"] == ("bf16",)
     assert plan.space.dimensions["micro_batch_size"] == (4,)
     assert len(plan.space.choices) == 3
@@ -399,7 +399,7 @@ def test_the_fastest_and_a_slowed_trial_are_proposed_again_and_counted_once() ->
     study, slowed = new_study(), SPACE.choices[8]
     sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
     plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"), space=SPACE, seed=0)
-    proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
+    proposer = PredictiveProposer(cast(ExperimentProblem, plan), study, sampler)
 
     def measure_it(choice: Choice, slowness: float = 1.0, repeat: bool = False) -> None:
         result, metrics = result_of(choice, oom=False)
@@ -416,7 +416,7 @@ def test_the_fastest_and_a_slowed_trial_are_proposed_again_and_counted_once() ->
     measure_it(slowed, repeat=True)
     after = proposer.next([])
     assert after is None or not after.is_repeat
-    certificate = proposer.certificate(trials_of(cast(SearchProblem, plan), study))
+    certificate = proposer.certificate(trials_of(cast(ExperimentProblem, plan), study))
     assert certificate.num_measured == 14 and certificate.seconds_measured == 32.0
     assert len(certificate.unmeasured) == 6
 
@@ -425,7 +425,7 @@ def test_a_repeat_that_crashes_is_not_proposed_again() -> None:
     study = new_study()
     sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
     plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01, objectives="throughput"), space=SPACE)
-    proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
+    proposer = PredictiveProposer(cast(ExperimentProblem, plan), study, sampler)
     for choice in SPACE.choices[:6]:
         measure(study, choice, result_of(choice, oom=False), 20)
     fastest = proposer.next([])
@@ -441,7 +441,7 @@ def test_a_repeat_whose_worker_died_is_proposed_again() -> None:
     study = new_study()
     sampler = PredictiveSampler([candidate_of(choice) for choice in SPACE.choices], Rules(budget_bytes=BUDGET))
     plan = SimpleNamespace(settings=SimpleNamespace(gap=0.01), space=SPACE)
-    proposer = PredictiveProposer(cast(SearchProblem, plan), study, sampler)
+    proposer = PredictiveProposer(cast(ExperimentProblem, plan), study, sampler)
     for choice in SPACE.choices[:6]:
         measure(study, choice, result_of(choice, oom=False), 20)
     fastest = proposer.next([])
@@ -528,7 +528,7 @@ def test_a_locked_storage_is_waited_for_and_then_refused(tmp_path: Any, monkeypa
 
 
 def test_the_answer_compares_with_the_baseline_of_the_largest_micro_batch_that_fits() -> None:
-    plan = make_problem({**TINY, "space": THREE_LEVERS, "budget": "1GiB", "effective_batch_size": 8})
+    plan = make_experiment_problem({**TINY, "space": THREE_LEVERS, "budget": "1GiB", "effective_batch_size": 8})
     measured = [(2, "fp32", 100.0), (8, "fp32", 500.0), (4, "bf16", 1000.0)]
     rows = [
         Trial(
@@ -548,7 +548,7 @@ def test_the_answer_compares_with_the_baseline_of_the_largest_micro_batch_that_f
 
 def test_an_answer_that_is_another_training_is_compared_with_that_training() -> None:
     shared = {**TINY, "mathematics": "different", "budget": "1GiB", "effective_batch_size": 8}
-    plan = make_problem({**shared, "space": {**THREE_LEVERS, "optimizer": ["adamw", "sgd"]}})
+    plan = make_experiment_problem({**shared, "space": {**THREE_LEVERS, "optimizer": ["adamw", "sgd"]}})
     plain = {"micro_batch_size": 8, "checkpointing": "none", "precision": "fp32"}
     rows = [
         Trial(
@@ -577,15 +577,17 @@ def test_every_corpus_of_the_space_is_checked_before_anything_runs(tmp_path: Any
     text.write_text("a short text that fills some short sequences " * 40)
     space = {"sequence_length": [8, 200], "micro_batch_size": [2]}
     with pytest.raises(InvalidInputError, match="the text must fill one batch"):
-        make_problem({**TINY, "corpus": "text_files", "text_files": {"path": text}, "space": space, "eval_steps": 0})
+        make_experiment_problem(
+            {**TINY, "corpus": "text_files", "text_files": {"path": text}, "space": space, "eval_steps": 0}
+        )
 
 
 def test_what_a_search_has_once_is_no_dimension() -> None:
     with pytest.raises(InvalidInputError, match=r"all configurations share one budget, .*; remove space.budget"):
-        make_problem({**TINY, "space": {"budget": ["1GiB"]}})
+        make_experiment_problem({**TINY, "space": {"budget": ["1GiB"]}})
 
 
 def test_a_dimension_set_to_its_default_is_pinned_too() -> None:
-    plan = make_problem({**TINY, "precision": "fp32", "micro_batch_size": "8"})
+    plan = make_experiment_problem({**TINY, "precision": "fp32", "micro_batch_size": "8"})
     assert plan.space.dimensions["precision"] == ("fp32",)
     assert plan.space.dimensions["micro_batch_size"] == (8,)

@@ -23,7 +23,7 @@ from pipeline.runtime.environment import versions
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.ray_executor import ray_executors
 from pipeline.searching import interface as problem_module
-from pipeline.searching.problem import SearchProblem, make_problem
+from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem
 from pipeline.searching.session import SESSION, Session, session_of
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.workers import open_workers
@@ -36,12 +36,12 @@ Begin = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="module")
-def problem() -> SearchProblem:
-    return make_problem({**TINY, "budget": "1GiB", "space": {"micro_batch_size": [1, 2]}, "sampler": "tpe"})
+def problem() -> ExperimentProblem:
+    return make_experiment_problem({**TINY, "budget": "1GiB", "space": {"micro_batch_size": [1, 2]}, "sampler": "tpe"})
 
 
 @pytest.fixture
-def begin(problem: SearchProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
+def begin(problem: ExperimentProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
     """Give a function that begins a search, with these changes to what it stores for workers, and returns a worker's
     command.
     """
@@ -79,7 +79,7 @@ def test_a_worker_of_another_version_is_refused_with_the_difference(
 
 
 def test_a_worker_of_a_version_with_other_facts_about_a_search_is_refused_as_well(
-    begin: Begin, problem: SearchProblem, capsys: pytest.CaptureFixture[str]
+    begin: Begin, problem: ExperimentProblem, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = begin()
     study = StoredStudy("sqlite:///optuna.db", "shared", problem.directions, problem.identity)
@@ -100,7 +100,7 @@ def test_a_worker_on_another_card_is_refused_with_both(
 
 
 def test_a_worker_of_a_study_with_other_settings_is_refused_with_the_difference(
-    begin: Begin, problem: SearchProblem, capsys: pytest.CaptureFixture[str]
+    begin: Begin, problem: ExperimentProblem, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = session_of(problem, "shared", None, SERVER).settings
     message = refusal(begin(settings={**settings, "sequence_length": 16}), capsys)
@@ -112,10 +112,10 @@ def test_a_worker_makes_the_same_problem_of_a_search_whose_file_sets_a_dimension
     file = tmp_path / "best.yaml"
     file.write_text("micro_batch_size: 2\nlearning_rate: 0.01\nbudget: 60%\n")
     given = {**TINY, "config": str(file), "space": {"micro_batch_size": [1, 2]}, "sampler": "tpe"}
-    begun = make_problem(given)
+    begun = make_experiment_problem(given)
     settings = session_of(begun, "shared", None, SERVER).settings
     file.unlink()
-    joined = make_problem(settings)
+    joined = make_experiment_problem(settings)
     assert joined.identity == begun.identity and joined.space == begun.space
     assert len(joined.space.choices) == 2 and joined.budget_bytes == begun.budget_bytes
 
@@ -131,7 +131,7 @@ def test_a_worker_on_another_machine_needs_servers(
 
 
 def test_a_worker_joins_a_study_that_a_search_has_begun(
-    begin: Begin, problem: SearchProblem, capsys: pytest.CaptureFixture[str]
+    begin: Begin, problem: ExperimentProblem, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = "sqlite:///optuna.db"
     other = ["worker", "--study", "other", "--storage", storage]

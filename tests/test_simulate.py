@@ -629,6 +629,11 @@ for _ in range(5):
     assert found.passes_work is not None
     assert found.passes_work.matrix_flops == {"float32": 2 * 2 * 8192 * 512 * 512}
     assert found.passes_work.moved_bytes < 5 * 4 * 8192 * 512, "fused kernels read and write less"
+    (tmp_path / "train.py").write_text(script.replace("optimizer.step()", "torch.compile(optimizer.step)()"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled again"))
+    updated = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", smallest=False, step_time=True)
+    assert updated.processes[0].peak_allocated_bytes == found.processes[0].peak_allocated_bytes
+    assert updated.passes_work is None, "its operators are not seen after a compiled update"
 
 
 @needs_cuda_build

@@ -27,7 +27,7 @@ from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow
 from pipeline.prediction.cards import find_hardware
 from pipeline.report.page import to_html
 from pipeline.report.plan import plan_report
-from pipeline.searching.problem import make_problem
+from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.searching.trials import columns, label
 
 CPU = hardware_of(torch.device("cpu"))
@@ -66,13 +66,13 @@ def test_a_file_is_shared_by_all_configurations_and_dimensions_still_vary(tmp_pa
     run = merged({**TINY, **split}, {"budget": None, "num_epochs": 0.01, "learning_rate_schedule": "cosine"})
     file.write_text(yaml.safe_dump(nested(run)))
     given = {"config": str(file), "budget": "64MiB", "seed": "3"}
-    problem = make_problem(given)
+    problem = make_experiment_problem(given)
     settings: Any = problem.base.settings
     assert problem.space.dimensions["micro_batch_size"] == (1, 2, 4, 8)
     assert (settings.model, settings.seed, settings.learning_rate_schedule) == (TINY["model"], 3, "cosine")
     assert problem.given_words == given, "the same command resumes it"
     with pytest.raises(InvalidInputError, match="num_steps must agree with what it follows from"):
-        make_problem({**given, "num_steps": "5", "num_epochs": "0.01"})
+        make_experiment_problem({**given, "num_steps": "5", "num_epochs": "0.01"})
 
 
 def test_exact_leaves_out_what_rounds_differently() -> None:
@@ -134,11 +134,11 @@ def test_a_space_in_which_everything_is_refused_says_why() -> None:
     given = {**TINY, "effective_batch_size": 8, "mathematics": "exact", "space": {"precision": ["bf16"]}}
     message = "precision=bf16 is rounding; set mathematics=rounding to allow it; no configuration is left; give"
     with pytest.raises(InvalidInputError, match=message):
-        make_problem(given)
+        make_experiment_problem(given)
     with pytest.raises(InvalidInputError, match=message):
         fitproof.plan(**given, gpu="h100")
     with pytest.raises(InvalidInputError, match="mathematics must be 'exact', 'rounding' or 'different'"):
-        make_problem({**given, "mathematics": "none"})
+        make_experiment_problem({**given, "mathematics": "none"})
 
 
 def test_reasons_are_counted_and_the_rarest_share_a_line() -> None:

@@ -13,8 +13,8 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.report.page import to_html
 from pipeline.report.search import search_report, verification_table
+from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem, num_verified_steps
 from pipeline.searching.loop import findings_of
-from pipeline.searching.problem import SearchProblem, make_problem, num_verified_steps
 from pipeline.searching.proposals import OptunaProposer
 from pipeline.searching.results import Verification
 from pipeline.searching.trials import Trial
@@ -24,9 +24,9 @@ SIZES = (1, 2, 4)
 
 
 @pytest.fixture(scope="module")
-def plan() -> SearchProblem:
+def plan() -> ExperimentProblem:
     space = {"micro_batch_size": list(SIZES), "checkpointing": ["none"], "precision": ["fp32"]}
-    return make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
+    return make_experiment_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
 
 
 def choice_of(size: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def rows_of(trials: Mapping[int, float]) -> list[Trial]:
 
 
 def verified(
-    plan: SearchProblem, trials: Mapping[int, float], again: Mapping[int, float | Outcome]
+    plan: ExperimentProblem, trials: Mapping[int, float], again: Mapping[int, float | Outcome]
 ) -> tuple[Verification | None, list[tuple[int, str]]]:
     """Return what verify() says where the trials had these speeds and training again gives those, and what it ran."""
     ran = []
@@ -66,7 +66,7 @@ def verified(
     return done, ran
 
 
-def test_an_answer_that_is_as_fast_again_is_the_answer(plan: SearchProblem) -> None:
+def test_an_answer_that_is_as_fast_again_is_the_answer(plan: ExperimentProblem) -> None:
     done, ran = verified(plan, {1: 50.0, 2: 80.0, 4: 100.0}, {1: 50.0, 4: 98.0})
     assert (
         done is not None
@@ -81,25 +81,25 @@ def test_an_answer_that_is_as_fast_again_is_the_answer(plan: SearchProblem) -> N
     ]
 
 
-def test_a_lucky_trial_loses_to_the_next(plan: SearchProblem) -> None:
+def test_a_lucky_trial_loses_to_the_next(plan: ExperimentProblem) -> None:
     done, ran = verified(plan, {1: 50.0, 2: 96.0, 4: 100.0}, {1: 50.0, 2: 97.0, 4: 91.0})
     assert done is not None and done.answer.choice == choice_of(2)
     assert ran == [(4, "answer"), (2, "answer"), (1, "plain")]
     assert "micro-batch 4" in done.refuted[0] and "slower by the mean of its runs" in done.refuted[0]
 
 
-def test_a_lucky_trial_that_is_still_faster_stays(plan: SearchProblem) -> None:
+def test_a_lucky_trial_that_is_still_faster_stays(plan: ExperimentProblem) -> None:
     done, ran = verified(plan, {1: 50.0, 2: 96.0, 4: 100.0}, {1: 50.0, 2: 90.0, 4: 91.0})
     assert done is not None and done.answer.choice == choice_of(4) and done.refuted == () and len(ran) == 3
 
 
-def test_a_slowed_run_of_the_answer_does_not_refute_it(plan: SearchProblem) -> None:
+def test_a_slowed_run_of_the_answer_does_not_refute_it(plan: ExperimentProblem) -> None:
     done, ran = verified(plan, {1: 50.0, 2: 96.0, 4: 100.0}, {1: 50.0, 4: 60.0})
     assert done is not None and done.answer.choice == choice_of(4) and done.refuted == () and len(ran) == 2
     assert "(more than 40 % slower than its fastest run: its speed is not counted)" in done.summary
 
 
-def test_what_does_not_fit_again_is_refuted(plan: SearchProblem) -> None:
+def test_what_does_not_fit_again_is_refuted(plan: ExperimentProblem) -> None:
     done, _ = verified(plan, {2: 80.0, 4: 100.0}, {1: 50.0, 2: 80.0, 4: Outcome.OVER_BUDGET})
     assert done is not None and done.answer.choice == choice_of(2) and done.answer.outcome == "ok"
     assert "ended over_budget when it was trained again" in done.refuted[0]
@@ -108,16 +108,16 @@ def test_what_does_not_fit_again_is_refuted(plan: SearchProblem) -> None:
     assert [one.outcome for one in done.runs] == ["crashed"]
 
 
-def test_the_baseline_that_is_the_answer_is_not_its_own_rival(plan: SearchProblem) -> None:
+def test_the_baseline_that_is_the_answer_is_not_its_own_rival(plan: ExperimentProblem) -> None:
     done, ran = verified(plan, {1: 100.0, 2: 80.0}, {1: 100.0})
     assert done is not None and done.plain is None and ran == [(1, "answer")]
 
 
-def test_nothing_that_fits_is_nothing_to_check(plan: SearchProblem) -> None:
+def test_nothing_that_fits_is_nothing_to_check(plan: ExperimentProblem) -> None:
     assert verified(plan, {}, {})[0] is None
 
 
-def test_its_peak_is_the_one_that_the_budget_limits(plan: SearchProblem) -> None:
+def test_its_peak_is_the_one_that_the_budget_limits(plan: ExperimentProblem) -> None:
     done, _ = verified(plan, {4: 100.0}, {1: 50.0, 4: 98.0})
     assert done is not None
     metrics = {**done.answer.metrics, "peak_allocated_mib": 7.0, "peak_reserved_mib": 9.0}
@@ -131,9 +131,9 @@ def test_the_plain_training_has_the_optimizer_of_the_answer() -> None:
     space = {"micro_batch_size": [1, 4], "optimizer": ["adamw", "sgd"], "precision": ["fp32", "bf16"]}
     shared = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space}
     with pytest.raises(InvalidInputError, match="set mathematics=different to allow it"):
-        make_problem({**shared, "space": {**space, "optimizer": ["sgd"]}})
-    assert make_problem(shared).space.dimensions["optimizer"] == ("adamw",)
-    problem = make_problem({**shared, "mathematics": "different"})
+        make_experiment_problem({**shared, "space": {**space, "optimizer": ["sgd"]}})
+    assert make_experiment_problem(shared).space.dimensions["optimizer"] == ("adamw",)
+    problem = make_experiment_problem({**shared, "mathematics": "different"})
     sgd, adamw = ({"micro_batch_size": 4, "optimizer": name, "precision": "bf16"} for name in ("sgd", "adamw"))
     sizes, plain = (4, 1), {"precision": "fp32"}
     assert problem.baseline_beside(adamw) == problem.baselines
@@ -149,7 +149,7 @@ def test_the_plain_training_has_the_optimizer_of_the_answer() -> None:
 def test_the_plain_training_is_a_configuration_of_the_space() -> None:
     space = {"micro_batch_size": [1, 4], "weights": ["float32", "bfloat16"], "loss_kernel": ["fused", "chunked"]}
     shared = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space, "mathematics": "different"}
-    problem = make_problem(shared)
+    problem = make_experiment_problem(shared)
     answer = {"micro_batch_size": 1, "weights": "bfloat16", "loss_kernel": "chunked"}
     assert problem.baselines == [
         {"micro_batch_size": size, "weights": "float32", "loss_kernel": "fused"} for size in (4, 1)
@@ -165,7 +165,7 @@ def test_the_plain_training_is_a_configuration_of_the_space() -> None:
 
 def test_it_trains_with_the_policies_of_the_trial() -> None:
     space = {"micro_batch_size": [1], "checkpointing": ["full:50%"], "precision": ["fp32"]}
-    problem = make_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
+    problem = make_experiment_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
     [choice] = problem.space.choices
     trial: Any = problem.runnable(choice).settings
     again: Any = problem.verified(choice).settings
@@ -173,11 +173,11 @@ def test_it_trains_with_the_policies_of_the_trial() -> None:
     assert again.num_steps == problem.settings.verify_steps
 
 
-def with_base(plan: SearchProblem, **changes: Any) -> SearchProblem:
+def with_base(plan: ExperimentProblem, **changes: Any) -> ExperimentProblem:
     return replace(plan, base=Experiment(plan.base.settings.model_copy(update=changes)))
 
 
-def test_a_gpu_verifies_varying_lengths_for_longer(plan: SearchProblem) -> None:
+def test_a_gpu_verifies_varying_lengths_for_longer(plan: ExperimentProblem) -> None:
     few, many = plan.settings.verify_steps, plan.settings.verify_varying_steps
     assert few < many == 100
     for sequences, on_card in (("packed", few), ("fixed_length", few), ("padded", many), ("grouped", many)):
@@ -210,7 +210,7 @@ def trained(num_steps: int, away: float = 0.0) -> Result:
     return Result(outcome=Outcome.OK, detail=None, steps=steps, memory=None, finished=None, seconds_total=2.0)
 
 
-def test_a_longer_run_of_the_answer_is_compared_over_the_steps_of_the_plain_one(plan: SearchProblem) -> None:
+def test_a_longer_run_of_the_answer_is_compared_over_the_steps_of_the_plain_one(plan: ExperimentProblem) -> None:
     speed = {"tokens_per_second": 98.0, "effective_batch_size": 4.0, "predicted_peak_reserved_mib": 60.0}
 
     def measure(choice: Mapping[str, Any], role: str) -> tuple[Result, dict[str, float]]:
@@ -228,7 +228,7 @@ def test_a_longer_run_of_the_answer_is_compared_over_the_steps_of_the_plain_one(
     assert "reserved memory over the steps" not in to_html(search_report(findings_of(plan, trials, None, on_cpu)))
 
 
-def test_an_answer_that_runs_out_of_memory_as_lengths_vary_is_refuted(plan: SearchProblem) -> None:
+def test_an_answer_that_runs_out_of_memory_as_lengths_vary_is_refuted(plan: ExperimentProblem) -> None:
     speed = {"tokens_per_second": 98.0, "effective_batch_size": 4.0}
 
     def measure(choice: Mapping[str, Any], role: str) -> tuple[Result, dict[str, float]]:

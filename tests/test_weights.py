@@ -20,7 +20,7 @@ from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
-from pipeline.searching.problem import make_problem
+from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.training.loop import Loop, learning_rate
 from pipeline.training.step import build_step
 
@@ -212,6 +212,6 @@ def test_a_search_has_it_only_if_another_training_is_asked_for() -> None:
     assert reason is not None and "set mathematics=different to allow it" in reason
     space = {"micro_batch_size": [4], "weights": ["float32", "bfloat16"], "checkpointing": ["none", "every_layer"]}
     settings = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space, "mathematics": "different"}
-    problem = make_problem(settings)
+    problem = make_experiment_problem(settings)
     answer = {"micro_batch_size": 4, "weights": "bfloat16", "checkpointing": "every_layer"}
     assert problem.baseline_beside(answer) == [{**answer, "checkpointing": "none"}]

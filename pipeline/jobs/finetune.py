@@ -24,7 +24,7 @@ from pipeline.jobs.printing import say
 from pipeline.jobs.search import run_search
 from pipeline.memory.device import find_device, hardware_of
 from pipeline.planning.plan import CardPlan, PlanFindings
-from pipeline.searching.problem import automatic_budget
+from pipeline.searching.experiment_problem import automatic_budget
 from pipeline.searching.settings import SearchSettings
 
 if TYPE_CHECKING:

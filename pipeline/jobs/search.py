@@ -14,14 +14,14 @@ from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.printing import say, say_notes
 from pipeline.jobs.search_answer import write_answer
+from pipeline.jobs.search_clock import PREDICTING, SearchClock
 from pipeline.jobs.search_progress import SearchProgress
-from pipeline.jobs.session_clock import PREDICTING, SessionClock
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading
 from pipeline.runtime.run import Execute
 from pipeline.searching.candidates import Candidate, not_predicted_notes
-from pipeline.searching.interface import Problem
 from pipeline.searching.loop import Search, findings_of, search_and_verify
+from pipeline.searching.problem import Problem
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
@@ -45,7 +45,7 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
         InvalidInputError: a setting is wrong, nothing is predicted to fit the budget, or a storage cannot be reached.
 
     """
-    clock = SessionClock()
+    clock = SearchClock()
     problem = problem_of(given)
     of_corpus = corpus_notes(problem.base) if isinstance(problem.base, Experiment) else ()
     say_notes(console, (*problem.notes, *of_corpus))
@@ -69,7 +69,7 @@ def _measure(
     said: Sequence[str],
     executors: Sequence[Execute],
     cancelled: threading.Event,
-    clock: SessionClock,
+    clock: SearchClock,
     console: Console,
 ) -> SearchFindings | None:
     """Measure, print and log the answer; `said` has the notes that were printed before."""
@@ -114,7 +114,7 @@ def _measure(
     return findings
 
 
-def _findings(search: Search, trials: Sequence[Trial], clock: SessionClock) -> SearchFindings:
+def _findings(search: Search, trials: Sequence[Trial], clock: SearchClock) -> SearchFindings:
     """Return the findings of these trials and of the verifications so far."""
     certificate = search.proposer.certificate(trials, search.extra)
     found = findings_of(search.problem, [*trials, *search.extra], certificate, search.verification)
@@ -122,7 +122,7 @@ def _findings(search: Search, trials: Sequence[Trial], clock: SessionClock) -> S
 
 
 def _report(
-    search: Search, clock: SessionClock, interrupted: bool, said: Sequence[str], job: Any, console: Console
+    search: Search, clock: SearchClock, interrupted: bool, said: Sequence[str], job: Any, console: Console
 ) -> SearchFindings | None:
     """Print and log what was found, and write the answer as files; return None if nothing was measured."""
     from pipeline.jobs.publish import publish

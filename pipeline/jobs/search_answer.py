@@ -11,7 +11,7 @@ from pipeline.config.command import Command
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
 from pipeline.jobs.notes import published_type_note
-from pipeline.searching.interface import Problem
+from pipeline.searching.problem import Problem
 from pipeline.searching.results import SearchFindings
 
 BEST_SCRIPT = "best.sh"

@@ -12,7 +12,7 @@ from rich.text import Text
 from pipeline.base.results import Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.jobs.printing import say
-from pipeline.jobs.session_clock import TRIALS, VERIFICATION, SessionClock
+from pipeline.jobs.search_clock import TRIALS, VERIFICATION, SearchClock
 from pipeline.runtime.observer import Run
 from pipeline.searching.certificate import at_most
 from pipeline.searching.loop import SearchObserver
@@ -62,7 +62,7 @@ class SearchProgress(SearchObserver):
         self,
         console: Console,
         num_trials: int,
-        clock: SessionClock,
+        clock: SearchClock,
         between_runs: Callable[[], None],
         lost: Callable[[int], None],
     ) -> None:

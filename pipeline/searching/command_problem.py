@@ -31,8 +31,8 @@ from pipeline.prediction.commands.command import Predicted, predict_commands
 from pipeline.runtime.run import measured_summary
 from pipeline.searching.candidates import Candidate, with_work_of_alike, without_prediction
 from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused
-from pipeline.searching.interface import Problem, baseline_choices
-from pipeline.searching.problem import automatic_budget
+from pipeline.searching.experiment_problem import automatic_budget
+from pipeline.searching.problem import Problem, baseline_choices
 from pipeline.searching.settings import CommandSearchSettings
 from pipeline.searching.trials import Trial
 from pipeline.simulation.cards import Card, card_called, find_card

@@ -24,7 +24,7 @@ from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import Execute, Summarize, execute, run
 from pipeline.runtime.run_folder import folder_name
 from pipeline.searching.certificate import Certificate
-from pipeline.searching.interface import Problem
+from pipeline.searching.problem import Problem
 from pipeline.searching.proposals import Proposer
 from pipeline.searching.results import SearchFindings, Verification, answer_of
 from pipeline.searching.study import StoredStudy

@@ -1,307 +1,210 @@
-"""The search of Fitproof's own training: the settings that all trials share and the space, all checked."""
+"""What a search needs of its problem: a prediction and a run of each configuration, whatever trains there."""
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.base.contracts import Hardware
-from pipeline.base.errors import InvalidInputError
-from pipeline.base.processes import num_cores
 from pipeline.base.results import Result
-from pipeline.base.technique import ROUNDOFF, Mathematics
-from pipeline.base.units import MIB
-from pipeline.base.user_functions import module_digest
-from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
-from pipeline.config.experiment import VARYING, Experiment, make_experiment, notes_on, why_untimed
-from pipeline.config.given import dotted, merged, nested, validate
+from pipeline.config.command import ACCUMULATION, WORLD_SIZE
+from pipeline.config.given import dotted, written
 from pipeline.config.runnable import Runnable
-from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
-from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
-from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
-from pipeline.planning.clipping import cost_of_clipping
-from pipeline.planning.promising import FEWEST
-from pipeline.prediction.patches import not_predicted
-from pipeline.prediction.summary import summary
-from pipeline.runtime.shape_check import check_shapes
-from pipeline.searching.candidates import Candidate, known_peaks, unpredicted, with_predictions
-from pipeline.searching.interface import Problem, baseline_choices, baseline_values
+from pipeline.config.space import MICRO_BATCH, Choice, Space
+from pipeline.memory.device import is_named
+from pipeline.runtime.environment import environment
+from pipeline.searching.candidates import Candidate
 from pipeline.searching.settings import SearchSettings
+from pipeline.searching.trials import Trial
 from pipeline.training.metrics import Summary
-from pipeline.training.typical_step import evaluation_note, lengths_note, typical_step
-
-CPU_BUDGET = "256MiB"
-SHARE_OF_FREE, BUDGET_STEP_MIB = 0.8, 512
-"""The automatic budget of a GPU: this share of its free memory, rounded down to a multiple of the step."""
-PREDICTED_PER_CORE = 4
-"""Configurations that are predicted together for each core: a prediction takes a second or less."""
-NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit", "accumulation_steps")
-"""Settings that do not affect a measurement, or follow from others."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchProblem(Problem):
-    """A search problem whose configurations are Experiments."""
+class Problem(ABC):
+    """A space of configurations, fully specified and checked: of Fitproof's own training, or of a command."""
 
-    base: Experiment
-    run_values: Mapping[str, Any]
-    """Settings that all trials share."""
+    settings: SearchSettings
+    space: Space
+    base: Runnable
+    """The first configuration of the space."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the command that started the search."""
+    notes: tuple[str, ...] = ()
+    """The automatic budget, and how many configurations were left out of the space and why; a sentence each."""
 
-    @cached_property
-    def configurations(self) -> Configurations:
-        """Makes the Experiments of the space."""
-        return Configurations(self.run_values, "search")
-
+    @abstractmethod
     def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return what is known of each configuration before its prediction, in their order."""
-        return [unpredicted(choice, self.runnable(choice)) for choice in choices]
 
-    @property
-    def num_predicted_at_once(self) -> int:
-        """PREDICTED_PER_CORE for each core."""
-        return PREDICTED_PER_CORE * num_cores()
-
-    @property
-    def num_predicted_first(self) -> int:
-        """As many as a plan predicts without choosing."""
-        return FEWEST
-
+    @abstractmethod
     def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates with their predictions, in their order."""
-        return with_predictions(candidates, [self.runnable(one.choice) for one in candidates], self.budget_bytes)
 
-    def runnable(self, choice: Choice) -> Experiment:
-        """Return the Experiment of one configuration."""
-        return self.configurations.experiment(choice)
+    def check_first(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027  most need no prediction to be measured
+        """Refuse the search if it needs predictions, and none of the first candidates has one."""
 
-    def verified(self, choice: Choice) -> Experiment:
-        """Return the Experiment of a trial with as many optimizer steps as an answer is verified for."""
-        changes = {"num_steps": num_verified_steps(self)}
-        return make_experiment(merged(merged(self.run_values, nested(choice)), changes), "search")
+    @property
+    @abstractmethod
+    def num_predicted_at_once(self) -> int:
+        """So many configurations are predicted together during the search."""
 
+    @property
+    @abstractmethod
+    def num_predicted_first(self) -> int:
+        """So many configurations are predicted before the first trial, if there are no more."""
+
+    @abstractmethod
+    def runnable(self, choice: Choice) -> Runnable:
+        """Return what a trial of a configuration runs."""
+
+    @abstractmethod
+    def verified(self, choice: Choice) -> Runnable:
+        """Return what a verification of a configuration runs."""
+
+    @abstractmethod
     def summary(self, runnable: Runnable, result: Result) -> Summary:
         """Return the summary metrics of a run, with its predicted peaks."""
-        assert isinstance(runnable, Experiment)
-        return summary(runnable, result)
 
+    @abstractmethod
     def roundoff(self, runs: Sequence[tuple[Choice, Result]]) -> float:
-        """Return the largest round-off of the number formats of these configurations' techniques."""
-        techniques = [each for choice, _ in runs for each in self.configurations.experiment(choice).techniques]
-        return max(ROUNDOFF[each.number_format] for each in techniques if each.number_format is not None)
+        """Return by which share the number formats of these runs may change a loss."""
 
+    @abstractmethod
     def tokens_per_position(self, runnable: Runnable) -> float:
-        """Return the share of a typical step's tokens that is no padding."""
-        assert isinstance(runnable, Experiment)
-        return typical_step(runnable, runnable.read_corpus()).tokens_per_position
+        """Return the share of what a run trains on that is no padding."""
 
+    @abstractmethod
     def how_to_fit(self, candidates: Sequence[Candidate]) -> str:
-        """Return the change of the leanest configuration that lowers its peak most, and what clipping costs."""
-        _, number = min(known_peaks(candidates))
-        return f"{_change_that_helps(self, candidates[number].choice)}{_what_clipping_costs(self, candidates)}"
+        """Return what could be changed if none of these fits, as the end of a sentence."""
 
-    @property
-    def settings_for_workers(self) -> dict[str, Any]:
-        """The values of each dimension, and all that the YAML files and the user set beside them.
-
-        A value that a file sets for a dimension, which still varies, would be its only one if it were given.
-        """
-        dimensions = self.space.dimensions
-        shared = nested({name: value for name, value in dotted(self.run_values) if name not in dimensions})
-        own = self.settings.model_dump(mode="json", exclude={"config"})
-        return {**own, **shared, "space": {name: list(values) for name, values in dimensions.items()}}
-
-    @property
-    def output(self) -> Path:
-        """Folder of the results on local disk."""
-        return self.base.settings.output
-
-    @property
-    def seed(self) -> int:
-        """The seed of the runs."""
-        return self.base.settings.seed
-
-    @property
-    def baselines(self) -> list[Choice]:
-        """Configurations of the default precision without checkpointing, the largest micro-batch first."""
-        return baseline_choices(self.space, default_values())
-
+    @abstractmethod
     def baseline_beside(self, choice: Choice) -> list[Choice]:
         """Return the configurations to compare `choice` with, the largest micro-batch first.
 
         They have the values that make it another training, and of the others those of the baselines, as far
         as the space has such configurations.
         """
-        kept = {
-            name: choice[name]
-            for technique in self.configurations.experiment(choice).techniques
-            for name in type(technique).model_fields
-            if name in choice and technique.mathematics is Mathematics.DIFFERENT
-        }
-        baseline = {**baseline_values(self.space, default_values()), **kept}
-
-        def differing(one: Choice) -> list[str]:
-            return [name for name, value in one.items() if name in baseline and value != baseline[name]]
-
-        alike = [one for one in self.space.choices if kept.items() <= one.items()]
-        nearest = min(alike, key=lambda one: len(differing(one)), default=None)
-        if nearest is None:
-            return []
-        others = {name: value for name, value in nearest.items() if name in baseline}
-        found = [one for one in alike if others.items() <= one.items()]
-        return sorted(found, key=size_of, reverse=True)
 
     @property
+    @abstractmethod
+    def baselines(self) -> list[Choice]:
+        """The plain configurations, the largest micro-batch first."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The conditions of the measurements, which one study must have in common, as JSON values."""
+        stored: dict[str, Any] = json.loads(json.dumps({**self.own_conditions, **self.conditions}))
+        return stored
+
+    @property
+    @abstractmethod
     def own_conditions(self) -> dict[str, Any]:
-        """The settings that all trials share, the code of user techniques, the corpus, and whether lengths vary."""
-        left_out = {*NOT_PART_OF_IDENTITY, *self.space.dimensions}
+        """What the measurements of this kind of problem have in common beside `conditions`."""
+
+    @property
+    def num_devices(self) -> int:
+        """The most devices that a configuration of the space trains on."""
+        return max(int(str(size)) for size in self.space.dimensions.get(WORLD_SIZE, (self.base.world_size,)))
+
+    @property
+    def is_device_named(self) -> bool:
+        """Whether the setting names one GPU of several, as cuda:1 does."""
+        return is_named(str(self.settings_for_workers.get("device", "")))
+
+    @property
+    @abstractmethod
+    def settings_for_workers(self) -> dict[str, Any]:
+        """The settings by which a worker elsewhere makes the same problem, as JSON values; no budget is automatic."""
+
+    @property
+    @abstractmethod
+    def output(self) -> Path:
+        """Folder of the results on local disk."""
+
+    @property
+    @abstractmethod
+    def seed(self) -> int:
+        """Seed of Optuna's samplers."""
+
+    def why_none_runs(self, choice: Choice, first: Result) -> str | None:
+        """Return why nothing can be measured, as the first plain run shows; None if it does not."""
+        return None
+
+    def contradiction(self, runs: Sequence[Trial], metrics: Mapping[str, float]) -> str | None:
+        """Return why the run with these metrics trains another batch than earlier ones; None if it does not."""
+        return None
+
+    @property
+    def shared_params(self) -> dict[str, Any]:
+        """The settings that no configuration changes, by dotted name."""
+        varied = {ACCUMULATION, *self.space.dimensions}
+        return {name: value for name, value in self.params.items() if name not in varied}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The settings of its runs, by dotted name."""
+        return self.base.params()
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What measurements of any problem have in common: the space, the objectives, and the device."""
+        about = environment(self.base.device)
         return {
-            **{name: value for name, value in self.base.params().items() if name not in left_out},
-            **self._user_techniques(),
-            **({"lengths": "of each micro-batch"} if self.base.lengths_vary else {}),
-            "corpus_digest": self.base.read_corpus().digest,
+            **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
+            "space.mathematics": self.settings.mathematics,
+            **self._share_of_cores(),
+            "objectives": self.settings.objectives,
+            "device_name": about["device_name"],
+            "torch": about["torch"],
+            "transformers": about["transformers"],
         }
 
-    def _user_techniques(self) -> dict[str, str]:
-        """Return a digest of the code of each user technique that has a dimension."""
-        return {
-            f"code.{name}": module_digest(technique.__module__)
-            for name, technique in TECHNIQUES.items()
-            if not technique.__module__.startswith("pipeline.")
-            and set(technique.model_fields) & {*self.space.dimensions}
-        }
+    def _share_of_cores(self) -> dict[str, int]:
+        """Return how many cores each of several workers on a CPU has: measurements with others do not compare.
+
+        As many as torch's threads, which are set where the workers are opened.
+        """
+        is_shared = self.base.device.type == "cpu" and (self.settings.workers or 1) > 1
+        return {"cores_per_worker": torch.get_num_threads()} if is_shared else {}
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """Optuna's direction of each objective: the speed and, for the Pareto front, peak bytes."""
+        return ("maximize", "minimize") if self.settings.objectives == "pareto" else ("maximize",)
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget in bytes."""
+        budget = self.base.budget_bytes
+        assert budget is not None  # whoever makes a problem sets one
+        return budget
+
+    @property
+    def given_words(self) -> dict[str, str]:
+        """The settings of the command, by dotted name, as they are written on a command line."""
+        settings = dict(self.given)
+        space = {"space": settings.pop("space")} if "space" in settings else {}  # its dimensions are no settings
+        return {name: written(value) for name, value in [*dotted(settings), *space.items()]}
 
 
-def num_verified_steps(problem: SearchProblem) -> int:
-    """Return for how many optimizer steps the answer is trained again.
-
-    Where the lengths of sequences vary, so many on a GPU that what its allocator reserves grows as in a training. On a
-    CPU nothing is reserved, and no step needs more than the first two.
-    """
-    settings = problem.settings
-    kinds = {problem.base.settings.sequences, *problem.space.dimensions.get("sequences", ())}
-    fragments = problem.base.device.type == "cuda" and not kinds.isdisjoint(VARYING)
-    return max(settings.verify_steps, settings.verify_varying_steps if fragments else 0)
-
-
-def _refusal(configurations: Configurations, hardware: Hardware, limit: Mathematics, choice: Choice) -> str | None:
-    return why_refused(configurations.experiment(choice), choice, hardware, limit)
-
-
-def make_problem(given: Mapping[str, Any]) -> SearchProblem:
-    """Return the problem of search.yaml, the file `config` and the user's overrides.
-
-    Every configuration of its space is checked. Configurations that the device does not support leave the space.
-
-    Raises:
-        InvalidInputError: a setting, a dimension or one of its values is wrong, or the device supports none of them.
-
-    """
-    values = space_values("search", given)
-    own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
-    if own.budget == "none":
-        raise InvalidInputError("a search needs a budget, and budget is none; set budget=auto, or one such as 8GiB")
-    if own.ray_address is not None and own.executor != "ray":
-        raise InvalidInputError(
-            f"ray_address needs executor=ray, and executor is {own.executor}; set executor=ray, or leave ray_address"
-            " out"
-        )
-    text = str(values.get("device", RunSettings.model_fields["device"].default))
-    device = find_device(text)
-    devices = [device] if device.type == "cpu" or is_named(text) else equal_gpus()[: own.workers]
-    values["budget"], notes = automatic_budget(*devices) if own.budget == "auto" else (own.budget, ())
-    _, space = read_space(own, values, given, "search", hardware_of(device))
-    configurations, hardware = Configurations(values, "search"), hardware_of(device)
-
-    space, refusals = space.without(partial(_refusal, configurations, hardware, own.mathematics))
-    base = configurations.experiment(space.choices[0])
-    varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
-    experiments = [configurations.experiment(choice) for choice in varied]
-    unseen = (*not_predicted(experiments, device.type), *notes_on(experiments))
-    of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
-    lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
-    problem = SearchProblem(
-        settings=own,
-        run_values=values,
-        space=space,
-        base=base,
-        given=given,
-        notes=(*notes, *sentences(refusals), *unseen, *lengths),
-    )
-    _check(problem)
-    return problem
-
-
-def automatic_budget(device: torch.device, *others: torch.device) -> tuple[str, tuple[str, ...]]:
-    """Return the budget that `auto` stands for on a device and `others` like it, and a sentence that explains it.
-
-    On GPUs it is a share of what is free on each, rounded down in large steps: free memory varies by a few MiB between
-    two commands, which must not make another budget and so another study.
-    """
-    if device.type == "cpu":
-        return CPU_BUDGET, (f"budget: {CPU_BUDGET}, the default on a CPU, which suits gpt2-nano",)
-    free = min(map(free_bytes, (device, *others)))
-    budget_mib = int(SHARE_OF_FREE * free / MIB) // BUDGET_STEP_MIB * BUDGET_STEP_MIB
-    each = f"each of {1 + len(others)} " if others else ""
-    where = f"{free / 2**30:.1f} GiB that are free on {each}{device_name(device)}"
-    if not budget_mib:
-        raise InvalidInputError(
-            f"an automatic budget is {100 * SHARE_OF_FREE:.0f} % of the free memory in steps of {BUDGET_STEP_MIB} MiB, "
-            f"which leaves nothing of the {where}; end what uses the GPU, or set budget"
-        )
-    budget = f"{budget_mib / 1024:g}GiB"
-    return budget, (f"budget: {budget}, {100 * SHARE_OF_FREE:.0f} % of the {where}, rounded down",)
-
-
-def _check(problem: SearchProblem) -> None:
-    """Refuse lengths that time no step, models that cannot be built, and a corpus that is too short."""
-    settings = problem.settings
-    reason = why_untimed("verify_steps", settings.verify_steps, problem.base.settings.timing_warmup_steps)
-    if settings.verify_steps and reason:
-        raise InvalidInputError(f"{reason}, or 0 to skip the verification")
-    experiments = [problem.runnable(choice) for choice in problem.space.choices]
-    check_shapes(experiments)
-    prepared: set[tuple[Any, ...]] = set()
-    for choice, experiment in zip(problem.space.choices, experiments, strict=True):
-        needs = experiment.effective_batch_size, *((k, v) for k, v in choice.items() if k not in TECHNIQUE_SETTINGS)
-        if needs not in prepared:
-            experiment.prepare()
-            prepared.add(needs)
-
-
-def _what_clipping_costs(problem: SearchProblem, candidates: Sequence[Candidate]) -> str:
-    """Return what the candidates would need without clipping, as further text."""
-    known = [(candidates[number], peak_bytes) for peak_bytes, number in known_peaks(candidates)]
-    peaks = [(problem.runnable(one.choice).with_random_weights("cpu"), peak_bytes) for one, peak_bytes in known]
-    sentence = cost_of_clipping(peaks, hardware_of(problem.base.device), problem.budget_bytes)
-    return f". {sentence.removesuffix('.')}" if sentence else ""
-
-
-def _change_that_helps(problem: SearchProblem, choice: Choice) -> str:
-    """Return the change of one setting that lowers the smallest predicted peak most, and the new peak, as text."""
-    settings: Any = problem.runnable(choice).settings
-    changes = {
-        "micro_batch_size": 1,
-        "checkpointing": "every_layer",
-        "precision": "bf16",
-        "loss_kernel": "chunked",
-        "sequence_length": max(2, settings.sequence_length // 2),
+def baseline_values(space: Space, defaults: Mapping[str, Any]) -> Choice:
+    """Return the default of each dimension but the micro-batch size, or its first value if the default is not there."""
+    return {
+        name: defaults[name] if defaults[name] in values else values[0]
+        for name, values in space.dimensions.items()
+        if name != MICRO_BATCH
     }
-    hardware, limit = hardware_of(problem.base.device), problem.settings.mathematics
-    others = {
-        name: value
-        for name, value in changes.items()
-        if getattr(settings, name) != value
-        and _refusal(problem.configurations, hardware, limit, {**choice, name: value}) is None
-    }
-    changed = problem.unpredicted([{**choice, name: value} for name, value in others.items()])
-    candidates = problem.predicted(changed) if changed else []
-    peak_bytes, number = min(known_peaks(candidates), default=(0, None))
-    if number is None:
-        return "choose a smaller model or a larger budget"
-    name, peak = list(others)[number], peak_bytes / MIB
-    return (
-        f"{name}={others[name]} would help most, with {peak:,.1f} MiB; else choose a smaller model or a larger budget"
-    )
+
+
+def baseline_choices(space: Space, defaults: Mapping[str, Any]) -> list[Choice]:
+    """Return the configurations of the default precision without checkpointing, the largest micro-batch first."""
+    fixed = baseline_values(space, defaults)
+    sizes = space.dimensions.get(MICRO_BATCH)
+    if sizes is None:
+        return [fixed]
+    ordered = sorted(sizes, key=lambda size: -int(str(size)))
+    choices = ({name: size if name == MICRO_BATCH else fixed[name] for name in space.dimensions} for size in ordered)
+    return [choice for choice in choices if choice not in space.excluded]

@@ -20,8 +20,8 @@ from pipeline.searching.certificate import (
     Unmeasured,
     stated,
 )
-from pipeline.searching.interface import Problem
 from pipeline.searching.optuna_samplers import choose, next_baseline
+from pipeline.searching.problem import Problem
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import FAILED, Proposal, Trial, one_per_configuration

@@ -25,7 +25,7 @@ from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate, known_peaks
 from pipeline.searching.expected import expectation_of, with_expectations
 from pipeline.searching.measurements import Measurements
-from pipeline.searching.trial_record import CONSTRAINT, OUTCOME, REPEAT, is_known
+from pipeline.searching.trial_record import CONSTRAINT, NUM_EARLIER_RUNS, OUTCOME, is_known
 from pipeline.searching.trials import TOO_LARGE, Trial
 
 Predict = Callable[[Sequence[Candidate]], Sequence[Candidate]]
@@ -265,7 +265,7 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
 
 def _is_interrupted(trial: FrozenTrial) -> bool:
     """Whether a trial was interrupted, or its worker died, so that its configuration may be proposed again."""
-    if REPEAT in trial.user_attrs:
+    if NUM_EARLIER_RUNS in trial.user_attrs:
         return trial.state.is_finished() and not is_known(trial)
     return bool(trial.user_attrs.get(OUTCOME) == Outcome.INTERRUPTED)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.runtime.environment import versions, why_other_versions
-from pipeline.searching.interface import Problem
+from pipeline.searching.problem import Problem
 from pipeline.searching.storage import open_storage, reachable, refuse_missing_file
 
 SESSION = "session"

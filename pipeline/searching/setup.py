@@ -9,8 +9,8 @@ from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, known_peaks
 from pipeline.searching.command_problem import make_command_problem
 from pipeline.searching.expected import expectation_of
-from pipeline.searching.interface import Problem
-from pipeline.searching.problem import make_problem
+from pipeline.searching.experiment_problem import make_experiment_problem
+from pipeline.searching.problem import Problem
 from pipeline.searching.sampler import Predict, PredictiveSampler
 from pipeline.searching.settings import CommandSettings
 from pipeline.searching.trials import label
@@ -30,7 +30,7 @@ def problem_of(given: Mapping[str, Any]) -> Problem:
             f"{alone[0]} belongs to a search of a command, and there is none; write it behind --: fitproof search "
             "--effective_batch_size 64 -- python train.py --batch {micro_batch_size}"
         )
-    return make_problem(given)
+    return make_experiment_problem(given)
 
 
 def make_sampler(problem: Problem, predict: Predict | None = None) -> PredictiveSampler | None:

@@ -28,13 +28,13 @@ from pipeline.searching.optuna_samplers import distributions_of
 from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
-from pipeline.searching.trial_record import DETAIL, METRICS, OUTCOME, REPEAT, TrialRecord, is_known
+from pipeline.searching.trial_record import DETAIL, METRICS, NUM_EARLIER_RUNS, OUTCOME, TrialRecord, is_known
 from pipeline.searching.trials import Proposal
 
 IDENTITY, KEY, WORKER = "identity", "key", "worker"
 """Attributes of a study, what distinguishes it from those of its name elsewhere, and of a trial that was taken."""
 PREDICTED, TRY = "predicted_seconds_per_step", "try"
-"""Attributes of a queued trial, beside REPEAT: its predicted time, and how often it began."""
+"""Attributes of a queued trial, beside NUM_EARLIER_RUNS: its predicted time, and how often it began."""
 OBJECTIVES = ("tokens per second", "peak bytes")
 """Names of the objectives, which Optuna's dashboard and plots show."""
 PLAIN_NAME = "fitproof"
@@ -176,7 +176,7 @@ class StoredStudy:
                 state=TrialState.WAITING,
                 params=choice,
                 distributions=dict(distributions_of(space)),
-                user_attrs={REPEAT: num_earlier, PREDICTED: one.predicted_seconds},
+                user_attrs={NUM_EARLIER_RUNS: num_earlier, PREDICTED: one.predicted_seconds},
             )
         )
         return True
@@ -226,7 +226,9 @@ class StoredStudy:
             raise _NotCompletedError("nothing to measure")
         attempt.number, known = trial.number, trial.user_attrs
         try:
-            record = measure(trial.number, Proposal(dict(trial.params), known[PREDICTED], bool(known[REPEAT])))
+            record = measure(
+                trial.number, Proposal(dict(trial.params), known[PREDICTED], bool(known[NUM_EARLIER_RUNS]))
+            )
         except BaseException as error:
             with suppress(UpdateFinishedTrialError):
                 trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
@@ -272,7 +274,7 @@ class StoredStudy:
         """Whether earlier trials, known or open, have its configuration already, or are as many as there may be."""
         others = self._study.get_trials(deepcopy=False)[: trial.number]
         earlier = [one for one in others if is_known(one) or one.state in OPEN]
-        is_taken = [one.params for one in earlier].count(trial.params) > trial.user_attrs.get(REPEAT, 0)
+        is_taken = [one.params for one in earlier].count(trial.params) > trial.user_attrs.get(NUM_EARLIER_RUNS, 0)
         return is_taken or len(earlier) >= total
 
     def _refuse_other(self, identity: Mapping[str, Any]) -> None:
@@ -323,7 +325,7 @@ class StoredStudy:
         self._lost.put((trial.number, tries < TRIES))
         shared = {"params": trial.params, "distributions": trial.distributions}
         if tries < TRIES:
-            kept = {name: trial.user_attrs.get(name) for name in (REPEAT, PREDICTED)}
+            kept = {name: trial.user_attrs.get(name) for name in (NUM_EARLIER_RUNS, PREDICTED)}
             study.add_trial(create_trial(state=TrialState.WAITING, user_attrs={**kept, TRY: tries + 1}, **shared))
             return
         detail = f"the worker died in {tries} trials of this configuration"

@@ -17,7 +17,7 @@ OUTCOME = "outcome"
 """Attribute of a trial: how its run ended."""
 DETAIL, METRICS = "detail", "metrics"
 """User attributes of a trial: why it did not complete, and its summary metrics."""
-REPEAT = "is_repeat"
+NUM_EARLIER_RUNS = "is_repeat"
 """User attribute of a trial that was queued: how many other trials its configuration may have."""
 COMPARED_METRICS = ("peak_allocated_mib", "peak_reserved_mib", "seconds_per_step", "common_steps_loss")
 """Metrics that are attributes of their own, since Optuna's dashboard plots only attributes that are numbers."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pipeline.base.results import Outcome, Result
 from pipeline.config.space import Choice, size_of
-from pipeline.searching.interface import Problem
+from pipeline.searching.problem import Problem
 from pipeline.searching.results import Verification
 from pipeline.searching.trials import ANSWER, PLAIN, Trial, label, one_per_configuration, speed_of, speeds, trials_in
 from pipeline.training.metrics import against_baseline

@@ -10,7 +10,7 @@ import torch
 from pipeline.base.errors import InvalidInputError
 from pipeline.runtime.placement import placements
 from pipeline.runtime.run import Execute, execute
-from pipeline.searching.interface import Problem
+from pipeline.searching.problem import Problem
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter, self._end = _work_counter(), end
         self._passes: Any = None
-        self._is_whole, self._is_in_operator = True, False
+        self._is_whole, self._is_in_operator, self._sees_operators = True, False, False
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -55,6 +55,7 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
         subclasses = [kind for kind in types if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
         if subclasses and FakeTensor not in subclasses:
             return NotImplemented  # a subclass says what it is made of
+        self._sees_operators = True
         self._is_in_operator = isinstance(func, OpOverload)  # whose kernels are its own, and count with it
         try:
             result = func(*args, **(kwargs or {}))
@@ -101,7 +102,8 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._counter.count_kernel(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
     def before_update(self, *_: Any) -> None:
-        """Note the work of the passes."""
+        """Note the work of the passes, which is not seen where torch.compile has ended this mode with the update."""
+        self._is_whole &= self._sees_operators
         self._passes = self._passes or self._counter.take_phase()
 
     def after_update(self, *_: Any) -> None:

@@ -46,6 +46,12 @@ PATIENCE = 10
 """How many times the given number of steps an optimizer may take while another one has taken too few."""
 
 
+def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torch.compile call a function as it is, as torch.compiler.disable() does, whose import takes seconds."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
 class Watch:
     """What is known of this process so far."""
 
@@ -156,6 +162,7 @@ class Watch:
                 peaks[name] = max(peaks.get(name, 0), stats.get(f"{kind}_bytes.all.peak", 0))
 
     def _keeping_peaks(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        @_not_compiled
         @functools.wraps(reset)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._keep_peaks()
@@ -172,6 +179,7 @@ class Watch:
         event = {"time_us": _now(), "wanted_bytes": wanted_bytes, "free_bytes": free_bytes, "stack": _stack()}
         self.out_of_memory.append(event)
 
+    @_not_compiled
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._is_written:
             return
@@ -183,6 +191,7 @@ class Watch:
             self._mark("gradients", [tensor.grad for tensor in parameters if tensor.grad is not None])
         self._enter("optimizer")
 
+    @_not_compiled
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._is_written:
             return
@@ -232,6 +241,7 @@ class Watch:
     def _within(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, which notes the time that it takes as that of a phase."""
 
+        @_not_compiled
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._enter(phase)

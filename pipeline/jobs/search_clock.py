@@ -8,7 +8,7 @@ from contextlib import contextmanager
 PREDICTING, TRIALS, VERIFICATION, OVERHEAD = "predicting", "trials", "verification", "overhead"
 
 
-class SessionClock:
+class SearchClock:
     """Divides time by what runs: trials, else a verification, else predictions, else the session itself."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
