@@ -44,7 +44,7 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter, self._end = _work_counter(), end
         self._passes: Any = None
-        self._is_whole, self._is_in_operator, self._sees_operators = True, False, False
+        self._is_whole, self._is_in_operator, self._is_active = True, False, False
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -55,7 +55,7 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
         subclasses = [kind for kind in types if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
         if subclasses and FakeTensor not in subclasses:
             return NotImplemented  # a subclass says what it is made of
-        self._sees_operators = True
+        self._is_active = True
         self._is_in_operator = isinstance(func, OpOverload)  # whose kernels are its own, and count with it
         try:
             result = func(*args, **(kwargs or {}))
@@ -102,8 +102,10 @@ class WorkOfStep(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._counter.count_kernel(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
 
     def before_update(self, *_: Any) -> None:
-        """Note the work of the passes, which is not seen where torch.compile has ended this mode with the update."""
-        self._is_whole &= self._sees_operators
+        """Note the work of the passes, if they were seen: a mode that begins in a compiled update ends with it."""
+        self._is_active = False
+        torch.empty(0)
+        self._is_whole &= self._is_active
         self._passes = self._passes or self._counter.take_phase()
 
     def after_update(self, *_: Any) -> None:
@@ -139,8 +141,8 @@ def count_next_step(end: Callable[[], None]) -> None:
         mode.count_triton()
     except Exception:  # Fitproof's code does not run on this Python or torch
         end()
-    optimizer.register_optimizer_step_pre_hook(mode.before_update)
-    optimizer.register_optimizer_step_post_hook(mode.after_update)
+    optimizer.register_optimizer_step_pre_hook(torch.compiler.disable(mode.before_update))  # type: ignore[no-untyped-call]
+    optimizer.register_optimizer_step_post_hook(torch.compiler.disable(mode.after_update))  # type: ignore[no-untyped-call]
     sys.excepthook = lambda *_: end()  # the memory is recorded: what happens now is no failure of the command
     torch.save = lambda *_, **__: end()
     mode.__enter__()  # type: ignore[no-untyped-call]
