@@ -29,6 +29,12 @@ END = "end"
 FORMATS = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
+def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torch.compile call a function as it is, as torch.compiler.disable() does, whose import takes seconds."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
 class Steps:
     """The optimizer steps of this process so far."""
 
@@ -73,6 +79,7 @@ class Steps:
         A recomputed layer calls it with gradients of its own, and is no pass.
         """
 
+        @_not_compiled
         @functools.wraps(backward)
         def call(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             outputs = [tensors] if isinstance(tensors, self._torch.Tensor) else list(tensors)
@@ -85,6 +92,7 @@ class Steps:
         return call
 
     def _noting_format(self, enter: Callable[..., Any]) -> Callable[..., Any]:
+        @_not_compiled
         @functools.wraps(enter)
         def call(autocast: Any) -> Any:
             if autocast._enabled:
@@ -93,6 +101,7 @@ class Steps:
 
         return call
 
+    @_not_compiled
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._has_stepped = True
         done = self._num_steps_of[id(optimizer)] = self._num_steps_of.get(id(optimizer), 0) + 1
@@ -102,6 +111,7 @@ class Steps:
     def _after_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """Return the gradient scaler's update(), which ends a step that it has skipped."""
 
+        @_not_compiled
         @functools.wraps(update)
         def call(scaler: Any, *args: Any, **kwargs: Any) -> None:
             update(scaler, *args, **kwargs)
@@ -172,6 +182,7 @@ class Steps:
                 self._peaks[kind] = max(self._peaks.get(kind, 0), peak)
 
     def _keeping_peaks(self, reset: Callable[..., Any]) -> Callable[..., Any]:
+        @_not_compiled
         @functools.wraps(reset)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._keep_peaks()
@@ -223,6 +234,7 @@ class Steps:
 def _remembering_unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
     """Return the gradient scaler's scale(), whose result knows the loss that it was made of."""
 
+    @_not_compiled
     @functools.wraps(scale)
     def call(scaler: Any, outputs: Any) -> Any:
         scaled = scale(scaler, outputs)
