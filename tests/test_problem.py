@@ -16,7 +16,7 @@ from pipeline.base.units import MIB, parse_budget
 from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import free_bytes, hardware_of, total_bytes
 from pipeline.prediction.cards import find_hardware
-from pipeline.searching import problem
+from pipeline.searching import experiment_problem
 from pipeline.searching.experiment_problem import automatic_budget, make_experiment_problem
 from pipeline.searching.problem import baseline_choices
 from pipeline.searching.settings import SearchSettings
@@ -109,8 +109,8 @@ def test_combinations_leave_the_space_where_each_value_stays() -> None:
 @given(free=st.integers(700, 200_000))
 def test_an_automatic_budget_is_at_most_its_share_of_what_is_free(free: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(problem, "free_bytes", lambda device: free * MIB)
-        patch.setattr(problem, "device_name", lambda device: "NVIDIA X")
+        patch.setattr(experiment_problem, "free_bytes", lambda device: free * MIB)
+        patch.setattr(experiment_problem, "device_name", lambda device: "NVIDIA X")
         budget, _ = automatic_budget(torch.device("cuda", 0))
     in_bytes = parse_budget(budget, 200_000 * MIB)
     assert in_bytes <= 0.8 * free * MIB < in_bytes + 512 * MIB
@@ -118,20 +118,20 @@ def test_an_automatic_budget_is_at_most_its_share_of_what_is_free(free: int) -> 
 
 def test_an_automatic_budget_is_told_and_the_same_where_free_memory_varies(monkeypatch: pytest.MonkeyPatch) -> None:
     budgets = {}
-    monkeypatch.setattr(problem, "device_name", lambda device: "NVIDIA X")
+    monkeypatch.setattr(experiment_problem, "device_name", lambda device: "NVIDIA X")
     for off in (-40 * MIB, -MIB, 0, MIB, 40 * MIB):
-        monkeypatch.setattr(problem, "free_bytes", lambda device, off=off: int(18.3 * GIB) + off)
+        monkeypatch.setattr(experiment_problem, "free_bytes", lambda device, off=off: int(18.3 * GIB) + off)
         budgets[off], notes = automatic_budget(torch.device("cuda", 0))
     assert set(budgets.values()) == {"14.5GiB"}
     assert notes == ("budget: 14.5GiB, 80 % of the 18.3 GiB that are free on NVIDIA X, rounded down",)
-    monkeypatch.setattr(problem, "free_bytes", lambda device: 100 * MIB)
+    monkeypatch.setattr(experiment_problem, "free_bytes", lambda device: 100 * MIB)
     with pytest.raises(InvalidInputError, match="nothing of the 0.1 GiB that are free on NVIDIA X; end what uses"):
         automatic_budget(torch.device("cuda", 0))
 
 
 def test_an_automatic_budget_is_the_same_for_all_gpus_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problem, "device_name", lambda device: "NVIDIA X")
-    monkeypatch.setattr(problem, "free_bytes", lambda device: (40, 20, 30)[device.index] * GIB)
+    monkeypatch.setattr(experiment_problem, "device_name", lambda device: "NVIDIA X")
+    monkeypatch.setattr(experiment_problem, "free_bytes", lambda device: (40, 20, 30)[device.index] * GIB)
     budget, notes = automatic_budget(*(torch.device("cuda", number) for number in range(3)))
     assert budget == "16GiB"
     assert notes == ("budget: 16GiB, 80 % of the 20.0 GiB that are free on each of 3 NVIDIA X, rounded down",)

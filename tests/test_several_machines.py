@@ -22,7 +22,7 @@ from pipeline.runtime import ray_executor
 from pipeline.runtime.environment import versions
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.ray_executor import ray_executors
-from pipeline.searching import interface as problem_module
+from pipeline.searching import problem as problem_module
 from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem
 from pipeline.searching.session import SESSION, Session, session_of
 from pipeline.searching.study import StoredStudy
