@@ -49,7 +49,7 @@ test-cluster: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks $(OF_FOUR_RANKS)
 
 test-cuda: $(CUDA_INSTALLED)
-	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m "gpu and not slow"
+	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(WAITING) -m "gpu and not slow"
 	for card in a100 rtx4090 t4; do \
 		OMP_NUM_THREADS=1 $(CARD) $$card -m pytest -m "every_card and not slow" $(OF_EVERY_CARD) || exit 1; \
 	done

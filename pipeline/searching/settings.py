@@ -67,7 +67,7 @@ class CommandSettings(Settings):
 
 
 class CommandSearchSettings(CommandSettings, SearchSettings):
-    """All settings of a search of a command: it has the others of a run itself."""
+    """All settings of a search of a command, with search.yaml's defaults: it has the others of a run itself."""
 
     space: dict[str, list[Value] | Literal["divisors", "auto"]] = Field(default={})
     """Values of placeholders, by name."""
@@ -77,12 +77,10 @@ class CommandSearchSettings(CommandSettings, SearchSettings):
     """Processes that the command starts to train together; none: as the options of its launcher say, else one."""
     device: str = RunSettings.model_fields["device"].default
     """Device to train on: auto, cpu, cuda or cuda:N."""
-    num_steps: PositiveInt = 10
+    num_steps: PositiveInt
     """Optimizer steps of a trial, at most."""
-    timing_warmup_steps: PositiveInt = Field(default=2, ge=2)
+    timing_warmup_steps: int = Field(ge=2)
     """Optimizer steps at the start that are not timed."""
-    verify_steps: NonNegativeInt = 8
-    """Optimizer steps for which the answer and the plain configuration are trained again; 0: no verification."""
     time_limit: PositiveFloat | None = None
     """Seconds after which a run is stopped; none: no limit."""
     output: Path = RESULTS
