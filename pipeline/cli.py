@@ -177,8 +177,7 @@ def settings_of(entry: str) -> "type[Settings]":
 
     from pipeline.config.settings import AllSettings
 
-    described = {"use_attribute_docstrings": False}  # in the bases: to look for more takes long with many modules
-    return create_model("EntrySettings", __base__=(own, AllSettings), __cls_kwargs__=described)
+    return create_model("EntrySettings", __base__=(own, AllSettings))
 
 
 def _own_settings(entry: str) -> "type[Settings]":

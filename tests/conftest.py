@@ -148,6 +148,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         (shared / f"torch-{version('torch').partition('+')[0]}").symlink_to(ROOT / ".venv-cuda")
     os.environ["FITPROOF_CACHE"] = str(folder)
     yield
+    gc.unfreeze()
     os.environ.pop("FITPROOF_CACHE")
     if before is not None:
         os.environ["FITPROOF_CACHE"] = before

@@ -115,7 +115,9 @@ def _all_settings() -> type[RunSettings]:
             fields[name] = (field.annotation, field)
     for name, member in {**MODELS, **CORPORA}.items():
         fields[name] = (member, Field(default=member(), description=(member.__doc__ or "").splitlines()[0]))
-    return cast(type[RunSettings], create_model("AllSettings", __base__=RunSettings, __module__=__name__, **fields))
+    described = {"use_attribute_docstrings": False}  # they are: to look for more takes long with many modules
+    model = create_model("AllSettings", __base__=RunSettings, __module__=__name__, __cls_kwargs__=described, **fields)
+    return cast(type[RunSettings], model)
 
 
 AllSettings = _all_settings()

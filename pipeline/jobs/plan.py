@@ -56,7 +56,7 @@ AUTO_LENGTH = "auto"
 LENGTHS_SPACE = "space_of_lengths"
 """The key of plan.yaml with the default space of such a plan."""
 WORTH_SAVING = 0.01
-"""Share of a peak from which on it is said what the gradients in it would not need without clipping."""
+"""Share of a peak that gradients must exceed for it to be said what the peak would be without clipping."""
 EXAMPLE_LENGTH = 256
 """Length at which the corpus is then read for the shape of an example."""
 
@@ -227,7 +227,8 @@ def _card_plan(
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
         *map(evaluation_note, experiments[:1]),
     ]
-    saves = any(row.category_bytes.get("gradients", 0) > WORTH_SAVING * row.peak_bytes for row in ordered)
+    alone = [row for row in ordered if row.accumulation_steps == 1]  # others keep all gradients in any case
+    saves = any(row.category_bytes.get("gradients", 0) > WORTH_SAVING * row.peak_bytes for row in alone)
     is_asked = saves and True in space.dimensions.get("optimizer_in_backward", ())
     if lengths_up_to is None and (is_asked or not any(row.fits for row in ordered)):
         peaks = [(experiments[number], row.peak_bytes) for number, row in rows.items()]

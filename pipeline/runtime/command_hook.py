@@ -30,7 +30,7 @@ FORMATS = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "
 
 
 def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let torch.compile call a function as it is, as torch.compiler.disable() does, whose import takes seconds."""
+    """Let torch.compile leave a function out of what it compiles, without torch.compiler's import of seconds."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 

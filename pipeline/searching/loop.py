@@ -96,7 +96,7 @@ class Search:
         stop: Stop = never_stop,
         summarize: Summarize | None = None,
     ) -> tuple[Result, dict[str, float]]:
-        """Run a configuration in a folder of this name, by the first worker; return its result and summary metrics."""
+        """Run a configuration in a folder of this name, with the first executor; return its result and metrics."""
         one = Run(name=name, runnable=runnable, folder=self.folder / folder_name(folder), labels=labels)
         conclude = summarize or partial(self.problem.summary, runnable)
         observers = [self.tracker(), self.observer]
@@ -135,15 +135,15 @@ def trials_of(problem: Problem, study: StoredStudy) -> list[Trial]:
 
 
 def run_trials(search: Search, deadline: float) -> None:
-    """Let all workers measure configurations until none is worth its time; what ends one of them ends all.
+    """Let all workers measure configurations until none is worth its time; an error or Ctrl-C in one ends all.
 
-    They are threads, but for a single one. The deadline is in seconds of time.monotonic().
+    Each is a thread; a single one runs in this thread. The deadline is in seconds of time.monotonic().
 
     Raises:
         KeyboardInterrupt: the user pressed Ctrl-C; each worker has ended its process and stored its trial.
 
     """
-    if len(search.executors) == 1:  # in the main thread, which Ctrl-C interrupts
+    if len(search.executors) == 1:
         _run_trials_alone(search, deadline)
         return
     with ThreadPoolExecutor(len(search.executors), thread_name_prefix="worker") as pool:

@@ -77,9 +77,9 @@ class CommandSearchSettings(CommandSettings, SearchSettings):
     """Processes that the command starts to train together; none: as the options of its launcher say, else one."""
     device: str = RunSettings.model_fields["device"].default
     """Device to train on: auto, cpu, cuda or cuda:N."""
-    num_steps: PositiveInt
+    num_steps: PositiveInt = RunSettings.model_fields["num_steps"].default
     """Optimizer steps of a trial, at most."""
-    timing_warmup_steps: int = Field(ge=2)
+    timing_warmup_steps: int = Field(default=RunSettings.model_fields["timing_warmup_steps"].default, ge=2)
     """Optimizer steps at the start that are not timed."""
     time_limit: PositiveFloat | None = None
     """Seconds after which a run is stopped; none: no limit."""

@@ -54,4 +54,6 @@ def local_workers(problem: Problem, num_workers: int | None, cancelled: threadin
     places = placements(problem.base.device, problem.is_device_named, num_workers, problem.num_devices)
     if places[0].cores is not None:
         torch.set_num_threads(len(places[0].cores))
+    if len(places) == 1:  # in the main thread, which Ctrl-C interrupts
+        return [partial(execute, placement=places[0])]
     return [partial(execute, placement=place, cancelled=cancelled) for place in places]

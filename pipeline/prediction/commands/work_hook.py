@@ -139,10 +139,11 @@ def count_next_step(end: Callable[[], None]) -> None:
     try:
         mode = WorkOfStep(end)
         mode.count_triton()
+        disable: Any = torch.compiler.disable
+        optimizer.register_optimizer_step_pre_hook(disable(mode.before_update))
+        optimizer.register_optimizer_step_post_hook(disable(mode.after_update))
     except Exception:  # Fitproof's code does not run on this Python or torch
         end()
-    optimizer.register_optimizer_step_pre_hook(torch.compiler.disable(mode.before_update))  # type: ignore[no-untyped-call]
-    optimizer.register_optimizer_step_post_hook(torch.compiler.disable(mode.after_update))  # type: ignore[no-untyped-call]
     sys.excepthook = lambda *_: end()  # the memory is recorded: what happens now is no failure of the command
     torch.save = lambda *_, **__: end()
     mode.__enter__()  # type: ignore[no-untyped-call]

@@ -47,7 +47,7 @@ PATIENCE = 10
 
 
 def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let torch.compile call a function as it is, as torch.compiler.disable() does, whose import takes seconds."""
+    """Let torch.compile leave a function out of what it compiles, without torch.compiler's import of seconds."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function
 
