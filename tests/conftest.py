@@ -76,6 +76,11 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_sessionfinish() -> None:
+    """Let pytest find what is left after all tests: see imported_modules_are_no_garbage()."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the path of a module `own_code` in the current folder, which is removed from sys.modules after the test."""
@@ -148,7 +153,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         (shared / f"torch-{version('torch').partition('+')[0]}").symlink_to(ROOT / ".venv-cuda")
     os.environ["FITPROOF_CACHE"] = str(folder)
     yield
-    gc.unfreeze()
     os.environ.pop("FITPROOF_CACHE")
     if before is not None:
         os.environ["FITPROOF_CACHE"] = before

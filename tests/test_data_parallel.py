@@ -266,7 +266,7 @@ def test_a_rank_that_fails_ends_all_and_is_named(
 def test_ranks_that_made_different_weights_are_refused(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from test_user_functions import WORKS
+    from test_user_functions import WORKS  # it imports MLflow, and so would each process of these tests
 
     (tmp_path / "drawn_anew.py").write_text(WORKS.replace("return Own", "torch.seed(); return Own"))
     monkeypatch.chdir(tmp_path)
@@ -476,7 +476,7 @@ def test_world_size_is_searched_where_there_are_several_gpus(kind: str, count: i
 def test_commands_refuse_what_several_processes_cannot_do(
     entry: str, settings: dict[str, str], message: str, tmp_path: Path
 ) -> None:
-    from project import Project  # it imports MLflow, and so would each process of the tests above
+    from project import Project
 
     done = Project.copy(tmp_path).here(entry, {"device": "cpu", "micro_batch_size": "1", **settings})
     assert done.returncode == 2

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, tiny
+from rich.console import Console
 from test_prediction import CPU, measured
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.jobs.plan import make_plan
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.prediction.predict import predict
 from pipeline.searching.experiment_problem import make_experiment_problem
@@ -71,6 +73,17 @@ def test_what_clipping_costs_is_said_where_it_can_be_avoided() -> None:
     assert cost_of_clipping([(tiny(**SMALL_BATCH), least)], CPU, least) is None, "it does not clip"
     in_parts = [(tiny(**{**small, "accumulation_steps": 2}), least)]
     assert cost_of_clipping(in_parts, CPU, least) is None, "it needs one micro-batch"
+
+
+@pytest.mark.parametrize(("settings", "is_asked"), [({}, True), ({"adapter": "lora", "adapter_rank": 1}, False)])
+def test_a_plan_asks_what_clipping_costs_where_gradients_take_memory(
+    settings: dict[str, Any], is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.jobs.plan.cost_of_clipping", lambda *_: "asked")
+    space = {"micro_batch_size": [2], "optimizer_in_backward": [False, True]}
+    given = {**TINY, "sequence_length": 8, "effective_batch_size": 2, "budget": "1GiB", "gpu": "cpu", **settings}
+    [card] = make_plan({**given, "space": space}, Console(quiet=True)).cards
+    assert ("asked" in card.notes) is is_asked
 
 
 def test_a_search_in_which_nothing_fits_says_what_clipping_costs() -> None:

@@ -2,7 +2,6 @@
 
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -181,7 +180,7 @@ def made_up_ray(*machines: dict[str, float], **functions: Any) -> Any:
 
 def num_workers(device: torch.device, wanted: int | None, num_devices: int = 1) -> int:
     """Return the number of workers on the cluster."""
-    with ray_executors(None, device, wanted, num_devices, threading.Event()) as executors:
+    with ray_executors(None, device, wanted, num_devices) as executors:
         return len(executors)
 
 
@@ -277,7 +276,7 @@ def test_a_task_whose_events_nobody_receives_is_cancelled(
     functions = {"wait": lambda one, timeout: (one, []), "get": lambda event: event}
     ray = made_up_ray(**functions, cancel=lambda one, force: cancelled.append(one))
     monkeypatch.setitem(sys.modules, "ray", ray)
-    executor = ray_executor.RayExecutor(lambda *_: events, "a GPU", {}, threading.Event())
+    executor = ray_executor.RayExecutor(lambda *_: events, "a GPU", {})
     with pytest.raises(error):
         executor(tiny(), tmp_path / "log.txt", [Failing()])
     assert cancelled == [events]
@@ -295,5 +294,5 @@ def test_a_gpu_that_is_named_is_no_machine_of_a_cluster() -> None:
     settings = SimpleNamespace(executor="ray", ray_address=None, workers=None)
     problem: Any = SimpleNamespace(settings=settings, is_device_named=True, base=SimpleNamespace(device=GPU))
     message = "executor=ray gives .* names one; set device=cuda, or executor=local"
-    with pytest.raises(InvalidInputError, match=message), open_workers(problem, threading.Event()):
+    with pytest.raises(InvalidInputError, match=message), open_workers(problem):
         pass

@@ -115,8 +115,9 @@ def _all_settings() -> type[RunSettings]:
             fields[name] = (field.annotation, field)
     for name, member in {**MODELS, **CORPORA}.items():
         fields[name] = (member, Field(default=member(), description=(member.__doc__ or "").splitlines()[0]))
-    described = {"use_attribute_docstrings": False}  # they are: to look for more takes long with many modules
-    model = create_model("AllSettings", __base__=RunSettings, __module__=__name__, __cls_kwargs__=described, **fields)
+    # All fields have descriptions: to look for docstrings takes pydantic long in a process of many modules.
+    own = {"use_attribute_docstrings": False}
+    model = create_model("AllSettings", __base__=RunSettings, __module__=__name__, __cls_kwargs__=own, **fields)
     return cast(type[RunSettings], model)
 
 

@@ -1,6 +1,5 @@
 """The entry point `search`: which configuration of a space is the fastest that fits a memory budget?"""
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -54,13 +53,12 @@ def run_search(given: Mapping[str, Any], console: Console) -> SearchFindings | N
         with clock.during(PREDICTING):
             return problem.predicted(candidates)
 
-    cancelled = threading.Event()
-    with open_workers(problem, cancelled) as executors:
+    with open_workers(problem) as executors:
         with loading("pipeline.tracking.job"):  # MLflow is imported while workers predict
             sampler = make_sampler(problem, predict)
         notes = not_predicted_notes(sampler.candidates) if sampler else ()
         say_notes(console, notes)
-        return _measure(problem, sampler, (*problem.notes, *notes), executors, cancelled, clock, console)
+        return _measure(problem, sampler, (*problem.notes, *notes), executors, clock, console)
 
 
 def _measure(
@@ -68,7 +66,6 @@ def _measure(
     sampler: PredictiveSampler | None,
     said: Sequence[str],
     executors: Sequence[Execute],
-    cancelled: threading.Event,
     clock: SearchClock,
     console: Console,
 ) -> SearchFindings | None:
@@ -91,16 +88,7 @@ def _measure(
 
         shown = SearchProgress(console, total, clock, write_page, partial(job.children.lost, study.key))
         proposer = make_proposer(problem, study, sampler)
-        one = Search(
-            problem,
-            study,
-            proposer,
-            job.folder,
-            job.children.observer,
-            shown,
-            executors=executors,
-            cancelled=cancelled,
-        )
+        one = Search(problem, study, proposer, job.folder, job.children.observer, shown, executors)
         interrupted = True
         try:
             configurations = f"{len(problem.space.choices):,} configurations"

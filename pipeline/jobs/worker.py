@@ -1,7 +1,6 @@
 """`fitproof worker`: measures trials of a search that runs in another process, until it is done."""
 
 import socket
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -72,8 +71,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     session = read_session(settings.storage, settings.study)
     here = {"storage": settings.storage, "workers": settings.workers, "output": str(settings.output)}
     problem = problem_of({**session.settings, **here})
-    cancelled = threading.Event()
-    executors = local_workers(problem, settings.workers, cancelled)
+    executors = local_workers(problem, settings.workers)
     sampler = make_sampler(problem)
     say_notes(console, not_predicted_notes(sampler.candidates) if sampler else ())
     study = StoredStudy(
@@ -85,16 +83,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     with joined as (folder, children), study.storage_errors():
         proposer = make_proposer(problem, study, sampler)
         lines = _Lines(console, partial(children.lost, study.key))
-        search = Search(
-            problem,
-            study,
-            proposer,
-            folder,
-            children.observer,
-            lines,
-            executors=executors,
-            cancelled=cancelled,
-        )
+        search = Search(problem, study, proposer, folder, children.observer, lines, executors)
         if session.host == socket.gethostname():
             say_notes(console, (SAME_MACHINE + OWN_DEVICES[problem.base.device.type],))
         console.print(f"measuring trials of {settings.study}, {len(executors)} at a time", highlight=False)

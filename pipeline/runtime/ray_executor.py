@@ -102,7 +102,6 @@ class RayExecutor:
     remote: Callable[..., Any]
     device_name: str
     versions: Mapping[str, str]
-    cancelled: threading.Event
 
     def __call__(
         self,
@@ -112,6 +111,7 @@ class RayExecutor:
         *,
         work: Work | None = None,
         stop: Stop = never_stop,
+        cancelled: threading.Event | None = None,
     ) -> Result:
         """Return the result; `log_file` has what the process printed, and the observers receive its events.
 
@@ -126,7 +126,7 @@ class RayExecutor:
         try:
             while True:
                 ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_POLLS)
-                if self.cancelled.is_set():
+                if cancelled is not None and cancelled.is_set():
                     raise KeyboardInterrupt
                 if not ready:
                     continue
@@ -149,7 +149,7 @@ class RayExecutor:
 
 @contextmanager
 def ray_executors(
-    address: str | None, device: torch.device, num_workers: int | None, num_devices: int, cancelled: threading.Event
+    address: str | None, device: torch.device, num_workers: int | None, num_devices: int
 ) -> Iterator[list[Execute]]:
     """Join the Ray cluster at `address`, or start one on this machine, and yield an executor for each worker.
 
@@ -191,7 +191,7 @@ def ray_executors(
                 torch.set_num_threads(num_cpus)
         resources = {"num_cpus": num_cpus, "num_gpus": num_devices if is_cuda else 0}
         remote = ray.remote(num_returns="streaming", max_retries=0, **resources)(_task).remote
-        yield [RayExecutor(remote, device_name(device), versions(), cancelled)] * num_workers
+        yield [RayExecutor(remote, device_name(device), versions())] * num_workers
     finally:
         ray.shutdown()
 

@@ -56,8 +56,12 @@ class Execute(Protocol):
         *,
         work: Work | None = None,
         stop: Stop = never_stop,
+        cancelled: threading.Event | None = None,
     ) -> Result:
-        """Return the result; `log_file` has what the process printed, and the observers receive its events."""
+        """Return the result; `log_file` has what the process printed, and the observers receive its events.
+
+        Another thread ends the process by setting `cancelled`.
+        """
 
 
 @dataclass
@@ -79,12 +83,13 @@ def run(
     then: Work | None = None,
     summarize: Summarize | None = None,
     executor: Execute | None = None,
+    cancelled: threading.Event | None = None,
 ) -> tuple[Result, Summary]:
     """Train in a clean process, write the results into the run's folder, and emit every event to the observers.
 
     `work` is what the process does, by default it trains until `stop` returns True. `then` is further work in a second
     clean process; if it fails, the run fails as well. `summarize` returns the summary metrics of a result, by default
-    those that were measured. `executor` runs the processes, by default on this machine.
+    those that were measured. `executor` runs the processes, by default on this machine; `cancelled` ends them.
 
     Raises:
         KeyboardInterrupt: the user pressed Ctrl-C; what was measured is written and emitted before.
@@ -101,9 +106,12 @@ def run(
         for observer in observers:
             receiving.append(observer)
             observer.started(this)
-        measured = execute_it(runnable, this.folder / LOG, [folder, *observers], work=work, stop=stop)
+        measured = execute_it(
+            runnable, this.folder / LOG, [folder, *observers], work=work, stop=stop, cancelled=cancelled
+        )
         if then is not None and measured.outcome is not Outcome.INTERRUPTED:
-            measured = _with(execute_it(runnable, this.folder / "traces" / LOG, observers, work=then), measured)
+            further = execute_it(runnable, this.folder / "traces" / LOG, observers, work=then, cancelled=cancelled)
+            measured = _with(further, measured)
         concluded = summarize(measured) if summarize else measured_summary(runnable, measured)
         folder.write_result(measured, concluded)
         result, summary = measured, concluded

@@ -81,7 +81,7 @@ class Search:
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Held by the worker that chooses its next configuration."""
     cancelled: threading.Event = field(default_factory=threading.Event)
-    """Set when the workers are to end at once; their executors look at it too."""
+    """Set when the workers are to end at once, and their runs with them."""
     extra: list[Trial] = field(default_factory=list)
     """The runs of verifications so far that are no trials."""
     verifications: list[Verification | None] = field(default_factory=list)
@@ -100,7 +100,9 @@ class Search:
         one = Run(name=name, runnable=runnable, folder=self.folder / folder_name(folder), labels=labels)
         conclude = summarize or partial(self.problem.summary, runnable)
         observers = [self.tracker(), self.observer]
-        result, found = run(one, observers, stop=stop, summarize=conclude, executor=self.executors[0])
+        result, found = run(
+            one, observers, stop=stop, summarize=conclude, executor=self.executors[0], cancelled=self.cancelled
+        )
         return result, dict(found.metrics)
 
     @property

@@ -1,6 +1,5 @@
 """The workers of a search, which measure configurations at the same time: how each runs them in processes."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,10 +13,8 @@ from pipeline.searching.problem import Problem
 
 
 @contextmanager
-def open_workers(problem: Problem, cancelled: threading.Event) -> Iterator[Sequence[Execute]]:
+def open_workers(problem: Problem) -> Iterator[Sequence[Execute]]:
     """Yield an executor for each worker that the search asks for: on this machine, or in tasks of a Ray cluster.
-
-    `cancelled` ends the runs of all of them.
 
     Raises:
         InvalidInputError: there are fewer GPUs or cores than workers, Ray is absent or not reachable, or its tasks,
@@ -26,7 +23,7 @@ def open_workers(problem: Problem, cancelled: threading.Event) -> Iterator[Seque
     """
     settings = problem.settings
     if settings.executor == "local":
-        yield local_workers(problem, settings.workers, cancelled)
+        yield local_workers(problem, settings.workers)
         return
     if problem.is_device_named:
         raise InvalidInputError(
@@ -35,13 +32,11 @@ def open_workers(problem: Problem, cancelled: threading.Event) -> Iterator[Seque
         )
     from pipeline.runtime.ray_executor import ray_executors  # Ray is optional
 
-    with ray_executors(
-        settings.ray_address, problem.base.device, settings.workers, problem.num_devices, cancelled
-    ) as executors:
+    with ray_executors(settings.ray_address, problem.base.device, settings.workers, problem.num_devices) as executors:
         yield executors
 
 
-def local_workers(problem: Problem, num_workers: int | None, cancelled: threading.Event) -> Sequence[Execute]:
+def local_workers(problem: Problem, num_workers: int | None) -> Sequence[Execute]:
     """Return an executor for each worker on this machine: None is one for each visible GPU like the first, or one CPU.
 
     Several workers on a CPU share its cores. torch then uses so many threads in this process as well, since what
@@ -54,6 +49,4 @@ def local_workers(problem: Problem, num_workers: int | None, cancelled: threadin
     places = placements(problem.base.device, problem.is_device_named, num_workers, problem.num_devices)
     if places[0].cores is not None:
         torch.set_num_threads(len(places[0].cores))
-    if len(places) == 1:  # in the main thread, which Ctrl-C interrupts
-        return [partial(execute, placement=places[0])]
-    return [partial(execute, placement=place, cancelled=cancelled) for place in places]
+    return [partial(execute, placement=place) for place in places]
