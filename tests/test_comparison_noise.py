@@ -5,6 +5,7 @@ import math
 import random
 import re
 import statistics
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +23,14 @@ from test_report import rows
 from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.cli import main
-from pipeline.config.experiment import Experiment
 from pipeline.config.given import dotted
 from pipeline.jobs import comparison
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.sections import epoch
+from pipeline.runtime.rank import Work
+from pipeline.runtime.run import Execute
 from pipeline.tracking import history
+from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import Row
 from pipeline.training.time_differences import ERROR, MARGIN, time_change, with_times
 from pipeline.training.timing import Timing, combined, noise_of, timing_of
@@ -54,9 +57,16 @@ class MadeUpMachine:
         self.names: list[str] = []
 
     def __call__(
-        self, experiment: Experiment, log_file: Path, observers: Sequence[Any] = (), *, work: Any = None, stop: Any
+        self,
+        runnable: Any,
+        log_file: Path,
+        observers: Sequence[Any] = (),
+        *,
+        work: Work | None = None,
+        stop: Stop = never_stop,
+        cancelled: threading.Event | None = None,
     ) -> Result:
-        settings: Any = experiment.settings
+        settings = runnable.settings
         plain = "none" if settings.learning_rate != 0.001 else "same"
         name = "every_layer" if settings.checkpointing == "every_layer" else plain
         self.names.append(name)
@@ -91,7 +101,7 @@ def run(
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "own.yaml").write_text(OWN)
 
-    def run_it(machine: MadeUpMachine | None, entry: str = "own", **settings: str) -> tuple[int, str]:
+    def run_it(machine: Execute | None, entry: str = "own", **settings: str) -> tuple[int, str]:
         with monkeypatch.context() as patch:
             patch.setattr("pipeline.runtime.run.execute", machine)
             tiny = {name: str(value) for name, value in dotted(TINY)} | {"corpus": "quick_fox", "num_steps": "9"}
