@@ -87,6 +87,17 @@ def source_of(module: ModuleType) -> str:
     return "\n".join(lines[docstring.end_lineno :]).strip()
 
 
+def without_layers(technique: "Technique", settings: Any, model: Model) -> Iterator[str]:
+    """Yield that the model has no layers, for a technique that changes those."""
+    if technique.active and not model.has_layers(settings.model):
+        switch = next(iter(type(technique).model_fields))
+        yield (
+            f"{switch}={getattr(technique, switch)} changes the identical layers of a model, and none are known of "
+            f"{settings.model}; set {switch}={type(technique).model_fields[switch].default}, or let a function of "
+            "yours return a Trainable with its layers"
+        )
+
+
 def _stacked(*contexts: Context) -> Context:
     """Return a context that enters all of these, the first one outermost."""
 
@@ -181,8 +192,6 @@ class Technique(Settings, ABC):
 
     stage: ClassVar[Stage] = Stage.MODEL
     """When it is applied; techniques of one stage are applied in the order of their names."""
-    needs_layers: ClassVar[bool] = False
-    """Whether it changes the model's layers, and so cannot be used with a model that has none."""
     task: ClassVar[str | None] = None
     """The task that it is a part of, if it is of one alone: runs of other tasks do not show its settings."""
 
@@ -222,29 +231,16 @@ class Technique(Settings, ABC):
         """
         return self
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return why `hardware` does not support it with these settings, or None if it does.
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield why a run cannot use it on `hardware`; of none by default. The first one is told.
 
-        The message states rule, value and remedy.
+        `settings` has all settings of the run by name, as attributes, and `model` is the family of its model. Each
+        states rule, value and remedy.
         """
-        return None
-
-    def unsuited(self, model: Model, name: str) -> str | None:
-        """Return why it cannot train model `name` of the family `model`, or None if it can.
-
-        The message states rule, value and remedy.
-        """
-        return None
+        yield from ()
 
     def note(self, model: Model, name: str) -> str | None:
         """Return what it leaves out of model `name` of the family `model`, a sentence, or None."""
-        return None
-
-    def conflict(self, settings: Any) -> str | None:
-        """Return why it cannot be combined with the other settings of the run, or None if it can.
-
-        The message states rule, value and remedy; `settings` has all settings of the run by name, as attributes.
-        """
         return None
 
     def not_predicted(self, kind: str) -> str | None:

@@ -162,27 +162,11 @@ class Experiment:
         Either a technique cannot be combined with other settings, or the hardware or the model does not support it.
         """
         hardware = hardware or hardware_of(self.device)
-        reasons = (
-            each.conflict(self.settings)
-            or each.unsupported(hardware)
-            or self._without_layers(each)
-            or each.unsuited(self.model, self.settings.model)
-            or _unknown_number_format(each)
-            for each in self.techniques
-        )
-        found = next((reason for reason in reasons if reason), None)
-        return found or self._joins_documents() or self._cuts_the_batch()
-
-    def _without_layers(self, technique: Technique) -> str | None:
-        """Return that the model has no layers, if a technique changes those."""
-        if not technique.active or not technique.needs_layers or self.model.has_layers(self.settings.model):
-            return None
-        switch = next(iter(type(technique).model_fields))
-        return (
-            f"{switch}={getattr(technique, switch)} changes the identical layers of a model, and none are known of "
-            f"{self.settings.model}; set {switch}={type(technique).model_fields[switch].default}, or let a function of "
-            "yours return a Trainable with its layers"
-        )
+        for each in self.techniques:
+            reason = next(each.refusals(self.settings, hardware, self.model), None) or _unknown_number_format(each)
+            if reason is not None:
+                return reason
+        return self._joins_documents() or self._cuts_the_batch()
 
     def _cuts_the_batch(self) -> str | None:
         """Return that its loss is of the whole batch, if a micro-batch is only a part of it."""

@@ -22,7 +22,7 @@ from pipeline.jobs.finetune_plan import KindsOnCardsSettings, plan_kinds
 from pipeline.jobs.plan import log_plan, make_plan
 from pipeline.jobs.printing import say
 from pipeline.jobs.search import run_search
-from pipeline.memory.device import find_device, hardware_of
+from pipeline.memory.device import find_device
 from pipeline.planning.plan import CardPlan, PlanFindings
 from pipeline.searching.experiment_problem import automatic_budget
 from pipeline.searching.settings import SearchSettings
@@ -107,8 +107,8 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
     own, asked, settings, length = _read(given)
     shared = _shared(settings, given, console)
     experiments = {name: _experiment(own, shared, settings, SMALLEST) for name, settings in own.kinds.items()}
-    if asked != AUTO_KIND:
-        _check_supported(experiments[asked])
+    if asked != AUTO_KIND and (reason := experiments[asked].unsupported()):
+        raise InvalidInputError(reason)
     first = next(iter(experiments.values()))
     first.prepare()  # what is wrong with data or weights is said before anything is predicted
     planned: dict[str, Planned] = {}
@@ -158,15 +158,6 @@ def _check(own: KindsSettings, asked: str, given: Mapping[str, Any]) -> None:
                 f"{name} is what the kinds differ in, and {name}={value} would make them another; set kind to one of "
                 f"{names}, or {name} in fitproof search"
             )
-
-
-def _check_supported(experiment: Experiment) -> None:
-    """Refuse the kind that was asked for if the device, the packages or the model do not support it."""
-    hardware, model = hardware_of(experiment.device), experiment.model
-    for technique in experiment.techniques:
-        reason = technique.unsupported(hardware) or technique.unsuited(model, experiment.settings.model)
-        if reason is not None:
-            raise InvalidInputError(reason)
 
 
 def _shared_of_cards(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

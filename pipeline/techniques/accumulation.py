@@ -1,11 +1,12 @@
 """Gradient accumulation: the sequences of one optimizer step in several passes, and in several processes."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Self
 
 from pydantic import PositiveInt
 
-from pipeline.base.contracts import Hardware
+from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.ranks import data_ranks_in_settings, num_data_ranks
 from pipeline.base.technique import Mathematics, Step, Technique
@@ -59,7 +60,7 @@ class Accumulation(Technique):
     def resolved(self, settings: Any) -> Self:
         """Return a copy with all four numbers; with world_size, two of the others must give the third exactly.
 
-        Where only world_size does not divide the batch, conflict() refuses it: a space leaves such combinations out.
+        Where only world_size does not divide the batch, refusals() refuse it: a space leaves such combinations out.
         """
         steps, effective = self.accumulation_steps, self.effective_batch_size
         ranks = num_data_ranks(self.world_size, settings.tensor_parallel)
@@ -88,7 +89,7 @@ class Accumulation(Technique):
     def _default_micro_batch_size(self, ranks: int) -> int:
         """Return what the other numbers leave of the batch, or the largest up to the usual one that divides it.
 
-        Where world_size does not divide the batch it is 1, and conflict() says so.
+        Where world_size does not divide the batch it is 1, and refusals() say so.
         """
         steps, effective = self.accumulation_steps, self.effective_batch_size
         if effective is None:
@@ -104,36 +105,34 @@ class Accumulation(Technique):
         share = 1 if effective % ranks else effective // ranks
         return max(size for size in divisors(share) if size <= USUAL_MICRO_BATCH_SIZE)
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return that the machine has fewer GPUs, or cores, than processes."""
-        count = hardware.count
-        if self.world_size == 1 or count is None or self.world_size <= count:
-            return None
-        what = "GPUs, one for each process" if hardware.kind == "cuda" else "CPU cores, one or more for each process"
-        return f"world_size={self.world_size} needs as many {what}, and there are {count}; set it to {count} or less"
-
-    def conflict(self, settings: Any) -> str | None:
-        """Return that the processes cannot share the batch, or begin at another GPU than the first."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that the processes cannot share the batch, begin at another GPU than the first, or are too many."""
         micro, world, effective = settings.micro_batch_size, self.world_size, settings.effective_batch_size
         if world == 1:
-            return None
+            return
         ranks, name = num_data_ranks(world, settings.tensor_parallel), data_ranks_in_settings(settings.tensor_parallel)
         if effective % ranks:
-            return (
+            yield (
                 f"{name} must divide effective_batch_size: {ranks} does not divide {effective}; set "
                 f"effective_batch_size to a multiple of {ranks}, or {name} to one of {_divisors(effective)}"
             )
         if effective % (micro * ranks):
-            return (
+            yield (
                 f"micro_batch_size x {name} must divide effective_batch_size: {micro} x {ranks} does "
                 f"not divide {effective}; set micro_batch_size to one of {_divisors(effective // ranks)}"
             )
         if settings.device not in ("auto", "cpu", "cuda", "cuda:0"):
-            return (
+            yield (
                 f"the processes of world_size={world} take the visible GPUs from the first one on, and device is "
                 f"{settings.device}; leave device out, and choose GPUs with CUDA_VISIBLE_DEVICES"
             )
-        return None
+        if hardware.count is not None and world > hardware.count:
+            on_gpus = hardware.kind == "cuda"
+            what = "GPUs, one for each process" if on_gpus else "CPU cores, one or more for each process"
+            yield (
+                f"world_size={world} needs as many {what}, and there are {hardware.count}; set it to {hardware.count} "
+                "or less"
+            )
 
     def apply(self, step: Step) -> Step:
         """Split every optimizer step into `accumulation_steps` passes of `micro_batch_size` sequences."""

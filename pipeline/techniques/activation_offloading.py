@@ -1,12 +1,13 @@
 """Activation offloading: what the layers save for the backward pass waits in host memory."""
 
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from pipeline.base.contracts import Hardware
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
+from pipeline.base.contracts import Hardware, Model
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of, without_layers
 from pipeline.base.units import MIB
 from pipeline.techniques._support import offloading
 
@@ -18,7 +19,6 @@ class ActivationOffloading(Technique):
     """Saved tensors above a size are copied to the host in the forward pass, and back before they are needed."""
 
     stage: ClassVar[Stage] = Stage.RECOMPUTATION
-    needs_layers: ClassVar[bool] = True
 
     activation_offloading: bool = False
     """Whether tensors that the layers save for the backward pass wait in host memory, pinned on CUDA."""
@@ -47,20 +47,20 @@ class ActivationOffloading(Technique):
             return super().values_to_try(setting, hardware)
         return (False, True) if hardware.kind == "cuda" else (False,)
 
-    def conflict(self, settings: Any) -> str | None:
-        """Return why the layers cannot be checkpointed too: older versions run a layer's hooks inside its checkpoint.
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield why the layers cannot be checkpointed too: older versions run a layer's hooks inside its checkpoint.
 
         Hooks inside take what the checkpoint would drop, and nothing would be recomputed.
         """
         checkpointing = settings.checkpointing
-        if not self.active or checkpointing == "none" or HOOKS_ARE_OUTSIDE:
-            return None
-        return (
-            "activation_offloading=true together with checkpointing needs a transformers that runs a layer's hooks "
-            f"outside of its checkpoint, and transformers is {version('transformers')} with "
-            f"checkpointing={checkpointing}; "
-            "install transformers 5.23, or set checkpointing=offloaded and activation_offloading=false"
-        )
+        if self.active and checkpointing != "none" and not HOOKS_ARE_OUTSIDE:
+            yield (
+                "activation_offloading=true together with checkpointing needs a transformers that runs a layer's hooks "
+                f"outside of its checkpoint, and transformers is {version('transformers')} with "
+                f"checkpointing={checkpointing}; "
+                "install transformers 5.23, or set checkpointing=offloaded and activation_offloading=false"
+            )
+        yield from without_layers(self, settings, model)
 
     def export(self, target: str) -> Exported | None:
         """Return the hooks as they are here, and the call that registers them."""

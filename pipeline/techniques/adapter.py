@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -76,27 +77,79 @@ class Adapter(Technique):
         """Bfloat16, if the adapters are, also without autocast."""
         return "bf16" if self.active and self.adapter_weights == "bfloat16" else None
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return which package is absent, or that the device has no kernels for 4-bit weights."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield which settings contradict it, which package or kernel is absent, and which layers the model lacks."""
+        if self.active and self.adapter_weights == "bfloat16" and settings.precision == "fp16":
+            yield (
+                "adapter_weights=bfloat16 needs no loss scaling, and precision=fp16 scales the loss and rounds the "
+                "adapters a second time; set precision=bf16 or fp32, or adapter_weights=float32"
+            )
+        for name, field in type(self).model_fields.items():
+            of = "qlora" if name.startswith("qlora_") else "lora"
+            if self.adapter not in ("qlora", of) and name != "adapter" and getattr(self, name) != field.default:
+                yield (
+                    f"{name} is a setting of adapter={of}, and adapter is {self.adapter} and {name} "
+                    f"{getattr(self, name)}; set adapter={of} or {name}={field.default}"
+                )
+        if self.adapter == "qlora":
+            yield from self._refusals_of_qlora(settings)
         missing = [name for name in self._packages if find_spec(name) is None]
         if missing:
-            return (
+            yield (
                 f"adapter={self.adapter} needs the package {missing[0]}, which is not installed; install it (pip "
                 f"install '.[finetune]' in the checkout), or set adapter={'none' if 'peft' in missing else 'lora'}"
             )
-        if self.adapter != "qlora":
-            return None
-        if self.qlora_weights == "int8" and (hardware.capability is None or hardware.capability < EIGHT_BIT_CAPABILITY):
-            return (
+        if self.adapter == "qlora":
+            yield from self._refusals_of_kernels(hardware)
+        if self.active:
+            yield from self._refusals_of_targets(model, settings.model)
+
+    def _refusals_of_qlora(self, settings: Any) -> Iterator[str]:
+        if self.qlora_weights == "int8" and not self.qlora_double_quantization:
+            yield (
+                "qlora_double_quantization is of 4-bit weights, and qlora_weights is int8; set "
+                "qlora_double_quantization=true, which changes nothing there"
+            )
+        if settings.compile != "none":
+            yield (
+                "torch compiles a 4-bit layer anew for each shape, and after eight it computes without compilation, "
+                f"and adapter is qlora and compile {settings.compile}; set compile=none or adapter=lora"
+            )
+        if not self.qlora_float32_rest and settings.weights == "float32":
+            yield (
+                "qlora_float32_rest=false leaves norms, embeddings and head in 16 bits, and with weights=float32 they "
+                "are in float32 already; set weights=bfloat16 or qlora_float32_rest=true"
+            )
+
+    def _refusals_of_kernels(self, hardware: Hardware) -> Iterator[str]:
+        capability = hardware.capability
+        if self.qlora_weights == "int8" and (capability is None or capability < EIGHT_BIT_CAPABILITY):
+            yield (
                 "qlora_weights=int8 needs bitsandbytes' product of 8-bit numbers, from compute capability 7.5 (Turing) "
                 f"on, and the device is {hardware.name}; set qlora_weights=nf4"
             )
-        if hardware.capability is not None and hardware.capability < FOUR_BIT_CAPABILITY:
-            return (
+        if capability is not None and capability < FOUR_BIT_CAPABILITY:
+            yield (
                 "adapter=qlora needs bitsandbytes' kernels for 4-bit weights, from compute capability 6.0 (Pascal) on, "
                 f"and {hardware.name} is older; set adapter=lora"
             )
-        return None
+
+    def _refusals_of_targets(self, model: Model, name: str) -> Iterator[str]:
+        inside = _inside_layers(model, name, digest(name) if is_function_name(name) else "")
+        names, targets = inside.linear, self.adapter_targets.split(",")
+        outside = {} if {*targets} <= {"all", "attention"} else dict.fromkeys(inside.outside)
+        missing = [target for target in targets if not any(is_target(each, target) for each in (*names, *outside))]
+        rule = f"adapter_targets={self.adapter_targets} must name linear layers inside the layers of {name}"
+        if missing and not names:
+            yield (
+                f"{rule}, and they have none that an adapter can be added to (torch's own attention and transformer "
+                "layers read the weights of theirs and do not call them); set adapter=none"
+            )
+        elif missing:
+            yield (
+                f"{rule}, or some outside of them, and {', '.join(missing)} matches none of {', '.join(names)}, nor of "
+                f"{', '.join(inside.outside)}; set adapter_targets to some of them"
+            )
 
     @property
     def _packages(self) -> tuple[str, ...]:
@@ -106,58 +159,6 @@ class Adapter(Technique):
     def num_bits(self) -> int:
         """Bits of a quantized weight."""
         return 4 if self.qlora_weights == "nf4" else 8
-
-    def conflict(self, settings: Any) -> str | None:
-        """Return what has no meaning without adapters or 4-bit weights, or beside adapters in bfloat16."""
-        if self.active and self.adapter_weights == "bfloat16" and settings.precision == "fp16":
-            return (
-                "adapter_weights=bfloat16 needs no loss scaling, and precision=fp16 scales the loss and rounds the "
-                "adapters a second time; set precision=bf16 or fp32, or adapter_weights=float32"
-            )
-        for name, field in type(self).model_fields.items():
-            of = "qlora" if name.startswith("qlora_") else "lora"
-            if self.adapter not in ("qlora", of) and name != "adapter" and getattr(self, name) != field.default:
-                return (
-                    f"{name} is a setting of adapter={of}, and adapter is {self.adapter} and {name} "
-                    f"{getattr(self, name)}; set adapter={of} or {name}={field.default}"
-                )
-        if self.qlora_weights == "int8" and not self.qlora_double_quantization:
-            return (
-                "qlora_double_quantization is of 4-bit weights, and qlora_weights is int8; set "
-                "qlora_double_quantization=true, which changes nothing there"
-            )
-        if self.adapter == "qlora" and settings.compile != "none":
-            return (
-                "torch compiles a 4-bit layer anew for each shape, and after eight it computes without compilation, "
-                f"and adapter is qlora and compile {settings.compile}; set compile=none or adapter=lora"
-            )
-        if not self.qlora_float32_rest and settings.weights == "float32":
-            return (
-                "qlora_float32_rest=false leaves norms, embeddings and head in 16 bits, and with weights=float32 they "
-                "are in float32 already; set weights=bfloat16 or qlora_float32_rest=true"
-            )
-        return None
-
-    def unsuited(self, model: Model, name: str) -> str | None:
-        """Return which of the targets the model's layers do not have, and the names that they have."""
-        if not self.active:
-            return None
-        inside = _inside_layers(model, name, digest(name) if is_function_name(name) else "")
-        names, targets = inside.linear, self.adapter_targets.split(",")
-        outside = {} if {*targets} <= {"all", "attention"} else dict.fromkeys(inside.outside)
-        missing = [target for target in targets if not any(is_target(each, target) for each in (*names, *outside))]
-        if not missing:
-            return None
-        rule = f"adapter_targets={self.adapter_targets} must name linear layers inside the layers of {name}"
-        if not names:
-            return (
-                f"{rule}, and they have none that an adapter can be added to (torch's own attention and transformer "
-                "layers read the weights of theirs and do not call them); set adapter=none"
-            )
-        return (
-            f"{rule}, or some outside of them, and {', '.join(missing)} matches none of {', '.join(names)}, nor of "
-            f"{', '.join(inside.outside)}; set adapter_targets to some of them"
-        )
 
     def note(self, model: Model, name: str) -> str | None:
         """Return how many parameters of the layers are not quantized, as those of fused experts, and their type."""

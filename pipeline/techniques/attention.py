@@ -1,5 +1,6 @@
 """The implementation of attention, for models of transformers that let one choose it."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -28,46 +29,19 @@ class Attention(Technique):
         """Return what has been measured: flash has not."""
         return ("sdpa", "eager")
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return why flash_attn does not run."""
-        if self.attention != "flash":
-            return None
-        remedy = "set attention=sdpa, which has a flash kernel too"
-        if hardware.kind != "cuda":
-            return f"attention=flash needs a CUDA GPU, and the device is {hardware.kind}; {remedy}"
-        if hardware.capability is not None and hardware.capability < FLASH_CAPABILITY:
-            needed = "attention=flash needs compute capability 8.0 (Ampere) or newer"
-            return f"{needed}, and {hardware.name} is older; {remedy}"
-        if find_spec("flash_attn") is None:
-            return f"attention=flash needs the package flash_attn, and it is not installed; install it, or {remedy}"
-        return None
-
-    def conflict(self, settings: Any) -> str | None:
-        """Return that flash_attn needs a 16-bit format, or one sequence where documents are kept apart."""
-        if self.attention == "flash" and settings.precision not in ("bf16", "fp16"):
-            return (
-                f"attention=flash computes in 16 bits, and precision is {settings.precision}; set precision=bf16 or "
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield why flash_attn does not run, or that the model's attention cannot be chosen, or not this one."""
+        if self.attention == "sdpa":
+            return
+        if self.attention == "flash":
+            yield from _refusals_of_flash(settings, hardware)
+        chosen, known = NAMES[self.attention], model.attention_implementations(settings.model)
+        if chosen not in known:
+            yield (
+                f"attention={self.attention} needs a model of transformers that can be set to {chosen}, and "
+                f"{settings.model} {'knows ' + ', '.join(known) if known else 'has an attention of its own'}; set "
                 "attention=sdpa"
             )
-        if self.attention == "flash" and settings.sequences == "packed_documents" and settings.micro_batch_size > 1:
-            return (
-                "transformers keeps documents apart with attention=flash in micro-batches of one sequence alone "
-                f"(_is_packed_sequence), and micro_batch_size is {settings.micro_batch_size}; set micro_batch_size=1 "
-                "with a larger sequence_length, or attention=sdpa"
-            )
-        return None
-
-    def unsuited(self, model: Model, name: str) -> str | None:
-        """Return that the model's attention cannot be chosen, or not this one."""
-        if self.attention == "sdpa":
-            return None
-        chosen, known = NAMES[self.attention], model.attention_implementations(name)
-        if chosen in known:
-            return None
-        return (
-            f"attention={self.attention} needs a model of transformers that can be set to {chosen}, and {name} "
-            f"{'knows ' + ', '.join(known) if known else 'has an attention of its own'}; set attention=sdpa"
-        )
 
     def export(self, target: str) -> Exported:
         """Return the call that chooses it, for any framework; axolotl has a key."""
@@ -80,3 +54,26 @@ class Attention(Technique):
         if self.attention != "sdpa":
             step.trainable.module.set_attn_implementation(NAMES[self.attention])  # type: ignore[operator]
         return step
+
+
+def _refusals_of_flash(settings: Any, hardware: Hardware) -> Iterator[str]:
+    """Yield what flash_attn needs and does not have: a 16-bit format, documents of their own, a GPU, the package."""
+    remedy = "set attention=sdpa, which has a flash kernel too"
+    if settings.precision not in ("bf16", "fp16"):
+        yield (
+            f"attention=flash computes in 16 bits, and precision is {settings.precision}; set precision=bf16 or "
+            "attention=sdpa"
+        )
+    if settings.sequences == "packed_documents" and settings.micro_batch_size > 1:
+        yield (
+            "transformers keeps documents apart with attention=flash in micro-batches of one sequence alone "
+            f"(_is_packed_sequence), and micro_batch_size is {settings.micro_batch_size}; set micro_batch_size=1 "
+            "with a larger sequence_length, or attention=sdpa"
+        )
+    if hardware.kind != "cuda":
+        yield f"attention=flash needs a CUDA GPU, and the device is {hardware.kind}; {remedy}"
+    if hardware.capability is not None and hardware.capability < FLASH_CAPABILITY:
+        needed = "attention=flash needs compute capability 8.0 (Ampere) or newer"
+        yield f"{needed}, and {hardware.name} is older; {remedy}"
+    if find_spec("flash_attn") is None:
+        yield f"attention=flash needs the package flash_attn, and it is not installed; install it, or {remedy}"

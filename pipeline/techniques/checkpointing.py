@@ -1,7 +1,7 @@
 """Activation checkpointing: a layer's activations are not stored, and recomputed in the backward pass."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar
 
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Mathematics, Stage, Step, Technique, without_layers
 from pipeline.base.user_functions import digest, is_function_name
 from pipeline.memory.attention_saved import attention_saved_contexts
 from pipeline.techniques._support.offloading import offloaded_checkpoint
@@ -54,7 +54,6 @@ class Checkpointing(Technique):
     """Checkpoint no layer, every layer, every n-th layer, or each layer by a policy of its own."""
 
     stage: ClassVar[Stage] = Stage.RECOMPUTATION
-    needs_layers: ClassVar[bool] = True
 
     checkpointing: Annotated[str, AfterValidator(_checked_policy)] = "none"
     """What is recomputed: none, every_layer, every_2_layers, ..., attention_saved, offloaded, full:0-7, or
@@ -77,30 +76,26 @@ class Checkpointing(Technique):
         values = (NONE, "every_layer", "every_2_layers", ATTENTION_SAVED)
         return (*values, OFFLOADED) if hardware.kind == "cuda" else values
 
-    def conflict(self, settings: Any) -> str | None:
-        """Return why it cannot be combined with another way of offloading, or with compiled layers."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that it offloads twice, keeps what compiled layers do not have, or names a layer that is not there."""
         if OFFLOADED in self.checkpointing and settings.activation_offloading:
-            return (
+            yield (
                 f"layer inputs are offloaded by one technique, and checkpointing={self.checkpointing} and "
                 "activation_offloading=true both do; set checkpointing=every_layer, which offloads the same inputs"
             )
         if ATTENTION_SAVED in self.checkpointing and settings.compile != "none":
-            return (
+            yield (
                 f"attention's result is kept by an operator's name, which compiled layers do not have, and "
                 f"checkpointing={self.checkpointing} is set with compile={settings.compile}; set compile=none or "
                 "checkpointing=every_layer"
             )
-        return None
-
-    def unsuited(self, model: Model, name: str) -> str | None:
-        """Return that it names a layer that the model does not have."""
-        if not _parts(self.checkpointing):
-            return None
-        try:
-            self.by_layer(_num_layers(model, name, digest(name) if is_function_name(name) else ""))
-        except InvalidInputError as error:
-            return str(error)
-        return None
+        yield from without_layers(self, settings, model)
+        if _parts(self.checkpointing):
+            name = settings.model
+            try:
+                self.by_layer(_num_layers(model, name, digest(name) if is_function_name(name) else ""))
+            except InvalidInputError as error:
+                yield str(error)
 
     def by_layer(self, num_layers: int) -> tuple[str, ...]:
         """Return the policy of each of `num_layers` layers: none, full, attention_saved or offloaded.

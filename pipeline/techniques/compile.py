@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from pipeline.base.contracts import Hardware
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.contracts import Hardware, Model
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, without_layers
 
 ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": {"fallback_random": True}}
 """Arguments of torch.compile: one shape, and dropout draws the numbers that it draws without compilation."""
@@ -36,7 +36,6 @@ class Compile(Technique):
     """Compile no layer, or each layer in place; the first optimizer steps take the compilation's time."""
 
     stage: ClassVar[Stage] = Stage.COMPILE
-    needs_layers: ClassVar[bool] = True
 
     compile: Literal["none", "layers"] = "none"
     """none, or layers: each of the identical layers by torch.compile."""
@@ -62,30 +61,25 @@ class Compile(Technique):
         """The setting itself: the work is counted without compilation."""
         return () if self.compile == "none" else ("compile",)
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return which compiler is missing."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield which technique runs code in the layers that is never compiled, or which compiler is missing."""
         if self.compile == "none":
-            return None
+            return
+        offloads = "activation_offloading=true" if settings.activation_offloading else None
+        if "offloaded" in settings.checkpointing:
+            offloads = f"checkpointing={settings.checkpointing}"
+        if offloads is not None:
+            yield (
+                "what copies tensors to the host is never compiled, so that a compiled layer would be many graphs and "
+                f"be compiled again, and {offloads} is set with compile={self.compile}; set compile=none or "
+                f"{'checkpointing=every_layer' if 'checkpointing' in offloads else 'activation_offloading=false'}"
+            )
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is None:
-            return f"compile=layers needs a C++ compiler, and {compiler} is not found; install one, or set compile=none"
+            yield f"compile=layers needs a C++ compiler, and {compiler} is not found; install one, or set compile=none"
         if hardware.kind == "cuda" and find_spec("triton") is None:
-            return "compile=layers needs the package triton on a GPU, and it is not installed; set compile=none"
-        return None
-
-    def conflict(self, settings: Any) -> str | None:
-        """Return which other technique runs code in the layers that is never compiled."""
-        checkpointing = settings.checkpointing
-        offloads = "activation_offloading=true" if settings.activation_offloading else None
-        if "offloaded" in checkpointing:
-            offloads = f"checkpointing={checkpointing}"
-        if self.compile == "none" or offloads is None:
-            return None
-        return (
-            "what copies tensors to the host is never compiled, so that a compiled layer would be many graphs and be "
-            f"compiled again, and {offloads} is set with compile={self.compile}; set compile=none or "
-            f"{'checkpointing=every_layer' if 'checkpointing' in offloads else 'activation_offloading=false'}"
-        )
+            yield "compile=layers needs the package triton on a GPU, and it is not installed; set compile=none"
+        yield from without_layers(self, settings, model)
 
     def export(self, target: str) -> Exported | None:
         """Return the statements that compile the layers, for plain PyTorch, and torchtitan's own way of it.

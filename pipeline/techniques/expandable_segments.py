@@ -1,8 +1,9 @@
 """Expandable segments: CUDA's caching allocator grows the segments that it has instead of adding new ones."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from pipeline.base.contracts import Hardware
+from pipeline.base.contracts import Hardware, Model
 from pipeline.base.technique import Exported, Mathematics, Technique
 from pipeline.memory.allocator_options import VARIABLES, are_segments_decided, with_expandable_segments
 
@@ -23,14 +24,13 @@ class ExpandableSegments(Technique):
         """Return both values on CUDA, unless the user's environment has decided."""
         return (False, True) if hardware.kind == "cuda" and not are_segments_decided() else (False,)
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return that a device without CUDA has no caching allocator."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that a device without CUDA has no caching allocator."""
         if self.expandable_segments and hardware.kind != "cuda":
-            return (
+            yield (
                 f"expandable_segments=true configures CUDA's caching allocator, and the device is {hardware.kind}; "
                 "set expandable_segments=false"
             )
-        return None
 
     def environment(self) -> Mapping[str, str]:
         """Return the allocator's options: those of the user's environment, and this one."""

@@ -1,11 +1,12 @@
 """GELU in its tanh form: one kernel of torch in place of eight operators, whose results autograd would store."""
 
 import inspect
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from torch import nn
 
-from pipeline.base.contracts import Model
+from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Exported, Mathematics, Step, Technique
 
@@ -24,15 +25,16 @@ class Gelu(Technique):
         """The same function; the kernel rounds once and not after each operator."""
         return Mathematics.EXACT if self.gelu == "model" else Mathematics.ROUNDING
 
-    def unsuited(self, model: Model, name: str) -> str | None:
-        """Return that the model has nothing to replace."""
-        activation = None if self.gelu == "model" else model.describe(name).activation
-        if self.gelu == "model" or activation in REPLACED:
-            return None
-        return (
-            f"gelu=fused replaces {', '.join(REPLACED[:-1])} or {REPLACED[-1]}, and the activation of {name} is "
-            f"{activation or 'not one of transformers'}; set gelu=model"
-        )
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that the model has nothing to replace."""
+        if self.gelu == "model":
+            return
+        activation = model.describe(settings.model).activation
+        if activation not in REPLACED:
+            yield (
+                f"gelu=fused replaces {', '.join(REPLACED[:-1])} or {REPLACED[-1]}, and the activation of "
+                f"{settings.model} is {activation or 'not one of transformers'}; set gelu=model"
+            )
 
     def export(self, target: str) -> Exported:
         """Return the function that replaces the modules, for any framework."""

@@ -1,6 +1,6 @@
 """The kernel of a language model's loss: with all logits in memory, or with those of one chunk of tokens at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -76,53 +76,41 @@ class LossKernel(Technique):
             return super().values_to_try(setting, hardware)
         return ("full", "chunked", *(("fused",) if has_fused() else ()))
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return why the device or an installed package does not support the kernel, or None if they do."""
-        if self.loss_kernel == "fused" and not has_fused():
-            return (
-                "loss_kernel=fused needs torch.nn.functional.linear_cross_entropy, which torch "
-                f"{torch.__version__} has not; install torch 2.13, or set loss_kernel=chunked"
-            )
-        if self.loss_kernel != "liger":
-            return None
-        if hardware.kind != "cuda":
-            return f"loss_kernel=liger needs a CUDA GPU, and the device is {hardware.kind}; set loss_kernel=chunked"
-        if find_spec("liger_kernel") is None:
-            return (
-                "loss_kernel=liger needs the package liger-kernel, which is not installed; install it, or set "
-                "loss_kernel=chunked"
-            )
-        return None
-
-    def unsuited(self, model: Model, name: str) -> str | None:
-        """Return why the loss of a model cannot be computed apart from the rest of it, or None if it can."""
-        if self.loss_kernel == "full":
-            return None
-        reason = model.inseparable_head(name, soft_cap=self.loss_kernel != "fused")
-        rule = f"loss_kernel={self.loss_kernel} needs a head that it can compute itself"
-        return reason and f"{rule}, and {reason}; set loss_kernel=full"
-
-    def conflict(self, settings: Any) -> str | None:
-        """Refuse chunks of a kernel without chunks, chunks larger than the batch, and sums of gradients in 16 bits."""
-        chunk, tokens = self.loss_chunk_tokens, settings.micro_batch_size * settings.sequence_length
-        if chunk is not None and self.loss_kernel in ("full", "liger"):
-            return (
-                f"loss_chunk_tokens is a setting of loss_kernel chunked and fused, and loss_kernel is "
-                f"{self.loss_kernel}; set loss_kernel=chunked, or loss_chunk_tokens=none"
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield what the kernel cannot compute: these chunks, on this device, in this format, or the model's head."""
+        kernel, chunk = self.loss_kernel, self.loss_chunk_tokens
+        tokens = settings.micro_batch_size * settings.sequence_length
+        if chunk is not None and kernel in ("full", "liger"):
+            yield (
+                f"loss_chunk_tokens is a setting of loss_kernel chunked and fused, and loss_kernel is {kernel}; set "
+                "loss_kernel=chunked, or loss_chunk_tokens=none"
             )
         if chunk is not None and chunk > tokens:
-            return (
+            yield (
                 f"loss_chunk_tokens must not exceed the tokens of a micro-batch: {chunk} is more than "
                 f"{settings.micro_batch_size} sequences x {settings.sequence_length} tokens; set "
                 f"loss_chunk_tokens={tokens} or less, or none"
             )
-        if self.loss_kernel == "fused" and settings.precision in ("bf16", "fp16"):
-            return (
+        if kernel == "fused" and settings.precision in ("bf16", "fp16"):
+            yield (
                 "loss_kernel=fused needs precision=fp32 or tf32, since torch's linear_cross_entropy sums the head's "
                 f"gradient over chunks in the type of its inputs, and precision is {settings.precision}; set "
                 "loss_kernel=chunked"
             )
-        return None
+        if kernel == "fused" and not has_fused():
+            yield (
+                "loss_kernel=fused needs torch.nn.functional.linear_cross_entropy, which torch "
+                f"{torch.__version__} has not; install torch 2.13, or set loss_kernel=chunked"
+            )
+        if kernel == "liger" and hardware.kind != "cuda":
+            yield f"loss_kernel=liger needs a CUDA GPU, and the device is {hardware.kind}; set loss_kernel=chunked"
+        if kernel == "liger" and find_spec("liger_kernel") is None:
+            yield (
+                "loss_kernel=liger needs the package liger-kernel, which is not installed; install it, or set "
+                "loss_kernel=chunked"
+            )
+        if kernel != "full" and (reason := model.inseparable_head(settings.model, soft_cap=kernel != "fused")):
+            yield f"loss_kernel={kernel} needs a head that it can compute itself, and {reason}; set loss_kernel=full"
 
     def export(self, target: str) -> Exported | None:
         """Return the loss as code; the plain script calls it, and elsewhere the model itself returns it.

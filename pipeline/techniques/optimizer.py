@@ -1,7 +1,7 @@
 """The optimizer: AdamW or another of torch's or bitsandbytes', and which of torch's implementations updates."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, get_args
@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from pipeline.base.contracts import Hardware
+from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 from pipeline.techniques._support.optimizers import IN_PLACE_OF_ADAMW, MuonAndAdamW, adamw_in_place_of, matrices_of
@@ -92,24 +92,10 @@ class Optimizer(Technique):
             "torch's allocator counts: it is on the GPU as far as there is room, else in host memory"
         )
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return that bitsandbytes is absent, or that the device has no managed memory."""
-        if self.is_8bit and find_spec("bitsandbytes") is None:
-            return (
-                f"optimizer={self.optimizer} needs the package bitsandbytes, which is not installed; install it (pip "
-                "install '.[finetune]' in the checkout), or set optimizer=adamw"
-            )
-        if self.optimizer == "paged_adamw_8bit" and hardware.kind != "cuda":
-            return (
-                f"optimizer=paged_adamw_8bit keeps its state in CUDA's managed memory, and the device is "
-                f"{hardware.name}; set optimizer=adamw_8bit, or device=cuda"
-            )
-        return None
-
-    def conflict(self, settings: Any) -> str | None:
-        """Return that a setting belongs to an optimizer that is not used."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that a setting is of another optimizer, bitsandbytes is absent, or the device has no managed memory."""
         if self.optimizer_implementation != "fused" and self.optimizer not in HAS_IMPLEMENTATIONS:
-            return (
+            yield (
                 f"optimizer_implementation chooses among those of {', '.join(HAS_IMPLEMENTATIONS)}, and optimizer is "
                 f"{self.optimizer} and optimizer_implementation {self.optimizer_implementation}; set "
                 "optimizer_implementation=fused, which changes nothing there"
@@ -120,11 +106,20 @@ class Optimizer(Technique):
             owner = max((each for each in get_args(Name) if name.startswith(f"{each}_")), key=len)
             value = getattr(self, name)
             if owner != self.optimizer.removeprefix("paged_") and value != field.default:
-                return (
+                yield (
                     f"{name} is a setting of optimizer={owner}, and optimizer is {self.optimizer} and {name} {value}; "
                     f"set optimizer={owner} or {name}={field.default}"
                 )
-        return None
+        if self.is_8bit and find_spec("bitsandbytes") is None:
+            yield (
+                f"optimizer={self.optimizer} needs the package bitsandbytes, which is not installed; install it (pip "
+                "install '.[finetune]' in the checkout), or set optimizer=adamw"
+            )
+        if self.optimizer == "paged_adamw_8bit" and hardware.kind != "cuda":
+            yield (
+                f"optimizer=paged_adamw_8bit keeps its state in CUDA's managed memory, and the device is "
+                f"{hardware.name}; set optimizer=adamw_8bit, or device=cuda"
+            )
 
     def export(self, target: str) -> Exported | None:
         """Return the functions that make the other optimizer from AdamW; axolotl's Adafactor and Muon are others.

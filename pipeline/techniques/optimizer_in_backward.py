@@ -1,6 +1,7 @@
 """The optimizer in the backward pass: each parameter is updated, and its gradient freed, as soon as it is complete."""
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -8,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pipeline.base.contracts import Hardware
+from pipeline.base.contracts import Hardware, Model
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 
 IMPORTS = """\
@@ -41,37 +42,36 @@ class OptimizerInBackward(Technique):
         """Return both values, on any hardware."""
         return (False, True)
 
-    def conflict(self, settings: Any) -> str | None:
-        """Return which setting needs the gradients of all parameters, or of several backward passes, at once."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield which setting needs the gradients of all parameters, or of several backward passes, at once."""
         if not self.optimizer_in_backward:
-            return None
+            return
         rule = "optimizer_in_backward updates each parameter as soon as its gradient is complete"
         if settings.max_grad_norm is not None:
-            return (
+            yield (
                 f"{rule}, before the norm of all gradients is known, and max_grad_norm is {settings.max_grad_norm:g}; "
                 "set max_grad_norm=none, which is another training, or optimizer_in_backward=false"
             )
         if settings.world_size > 1:
-            return (
+            yield (
                 f"{rule}, before the ranks have added theirs, and world_size is {settings.world_size}; set "
                 "world_size=1 or optimizer_in_backward=false"
             )
         if settings.accumulation_steps != 1:
-            return (
+            yield (
                 f"{rule}, after one backward pass, and accumulation_steps is {settings.accumulation_steps}; "
                 f"set micro_batch_size={settings.effective_batch_size} or optimizer_in_backward=false"
             )
         if settings.precision == "fp16":
-            return (
+            yield (
                 f"{rule}, and fp16's loss scaling first looks for infinities in all of them, and precision is fp16; "
                 "set precision=bf16 or optimizer_in_backward=false"
             )
         if settings.gradient_underflow:
-            return (
+            yield (
                 f"{rule}, and then frees it, and gradient_underflow is true, which reads all gradients; "
                 "set gradient_underflow=false or optimizer_in_backward=false"
             )
-        return None
 
     def export(self, target: str) -> Exported | None:
         """Return the function that changes the optimizer, for plain PyTorch; other trainers clip or scale gradients."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from pipeline.base.contracts import BF16_CAPABILITY, Hardware
+from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Model
 from pipeline.base.technique import Mathematics, Step, Technique
 
 TRIED_ON = {"older cpu": ("fp32",), "cpu": ("fp32", "bf16"), "older cuda": ("fp32", "fp16"), "cuda": ("fp32", "bf16")}
@@ -53,19 +53,18 @@ class Precision(Technique):
             is_older = hardware.capability is not None and hardware.capability < BF16_CAPABILITY
         return TRIED_ON[f"older {hardware.kind}" if is_older else hardware.kind]
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return why `hardware` cannot compute in this format, or None if it can."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield why the device cannot compute in this format."""
         if self.precision == "tf32" and hardware.kind != "cuda":
-            return (
+            yield (
                 "tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is "
                 f"{hardware.kind}; set precision=fp32"
             )
         if self.precision in ("tf32", "bf16") and hardware.capability and hardware.capability < BF16_CAPABILITY:
-            return (
+            yield (
                 f"{self.precision} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older; set "
                 "precision=fp16"
             )
-        return None
 
     def apply(self, step: Step) -> Step:
         """Autocast the forward pass, scale fp16's loss, and set the format of float32 matrix products."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from pipeline.base.contracts import Batch
+from pipeline.base.contracts import Batch, Hardware, Model
 from pipeline.base.technique import Mathematics, Stage, Step, Technique
 
 
@@ -31,25 +31,23 @@ class Reference(Technique):
         """Without a reference it is another loss."""
         return Mathematics.DIFFERENT if self.active else Mathematics.EXACT
 
-    def conflict(self, settings: Any) -> str | None:
-        """Return that nothing but DPO has a reference, or that a copy would not be divided among ranks."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that nothing but DPO has a reference, or that a copy would not be divided among ranks."""
         if self.active and settings.task != "dpo":
-            return (
+            yield (
                 f"reference=none is a setting of task=dpo, and task is {settings.task or 'none'}; set reference=frozen"
             )
-        if settings.task != "dpo" or self.active or settings.adapter != "none":
-            return None
-        if settings.sharding != "none":
-            return (
+        has_copy = settings.task == "dpo" and not self.active and settings.adapter == "none"
+        if has_copy and settings.sharding != "none":
+            yield (
                 f"sharding={settings.sharding} shards the model that is trained, and not the frozen copy of task=dpo; "
                 "set adapter=lora, which needs no copy, reference=none, or sharding=none"
             )
-        if settings.tensor_parallel > 1:
-            return (
+        if has_copy and settings.tensor_parallel > 1:
+            yield (
                 f"tensor_parallel={settings.tensor_parallel} divides the model that is trained, and not the frozen "
                 "copy of task=dpo; set reference=none, or tensor_parallel=1"
             )
-        return None
 
     def apply(self, step: Step) -> Step:
         """Compare with a reference, if the loss is one that does."""

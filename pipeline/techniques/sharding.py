@@ -10,7 +10,7 @@ import torch
 from pydantic import BeforeValidator, PositiveInt
 from torch import Tensor, nn
 
-from pipeline.base.contracts import Batch, Hardware
+from pipeline.base.contracts import Batch, Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.ranks import data_ranks_in_settings, num_data_ranks
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
@@ -91,92 +91,73 @@ class Sharding(Technique):
             return f"sharding=fsdp: {NOT_ON_CPU}"
         return _NOT_OF_HOST if self.sharded_offloading else None
 
-    def conflict(self, settings: Any) -> str | None:
-        """Return which setting needs whole parameters, several ranks or passes, or FSDP2 itself."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield which setting needs whole parameters, several ranks or passes, or FSDP2 itself."""
         if not self.active:
-            return self._needs_sharding()
+            yield from self._needs_sharding()
+            return
         rule = "sharding=fsdp leaves each rank a part of every parameter"
         optimizer = settings.optimizer.removeprefix("paged_")
         num_ranks = num_data_ranks(settings.world_size, settings.tensor_parallel)
         if num_ranks == 1 and settings.tensor_parallel > 1:
-            return (
+            yield (
                 "sharding=fsdp divides what is left by tensor_parallel among the processes with other sequences, and "
                 f"tensor_parallel is {settings.tensor_parallel} and world_size {settings.world_size}; set world_size "
                 f"to a multiple of tensor_parallel, {2 * settings.tensor_parallel} or more, or sharding=none"
             )
         if num_ranks == 1:
-            return (
+            yield (
                 "sharding=fsdp divides the model among the processes that train together, and world_size is 1; set "
                 "world_size=2 or more, or sharding=none"
             )
         if settings.adapter == "qlora":
-            return (
+            yield (
                 f"{rule}, and 4-bit weights can only be read whole, and adapter is qlora; set adapter=lora or "
                 "sharding=none"
             )
         if optimizer in NEEDS_WHOLE_PARAMETERS:
-            return (
+            yield (
                 f"{rule}, and {NEEDS_WHOLE_PARAMETERS[optimizer]}, and optimizer is {settings.optimizer}; set "
                 "optimizer=adamw or muon, or sharding=none"
             )
         if settings.activation_offloading:
-            return (
+            yield (
                 "activation_offloading=true would move the parameters that sharding=fsdp has gathered, which a layer "
                 "saves too; set checkpointing=offloaded and activation_offloading=false, or sharding=none"
             )
-        if reason := self._indivisible(num_ranks, data_ranks_in_settings(settings.tensor_parallel)):
-            return reason
-        if reason := self._not_offloaded(settings):
-            return reason
+        yield from self._indivisible(num_ranks, data_ranks_in_settings(settings.tensor_parallel))
+        if self.sharded_offloading:
+            yield from _not_offloaded(settings)
         if not self.sharded_accumulation and settings.accumulation_steps == 1:
-            return (
+            yield (
                 "sharded_accumulation=false sums gradients after the last of several passes, and accumulation_steps is "
                 "1; set sharded_accumulation=true, or a smaller micro_batch_size"
             )
-        return None
 
-    def _not_offloaded(self, settings: Any) -> str | None:
-        """Return what the host's parts cannot be updated with."""
-        if not self.sharded_offloading:
-            return None
-        rule = "sharded_offloading=true updates parameters in host memory"
-        if settings.optimizer != "adamw":
-            return (
-                f"{rule}, where Muon would multiply whole matrices, and optimizer is {settings.optimizer}; set "
-                "optimizer=adamw or sharded_offloading=false"
-            )
-        if settings.precision == "fp16":
-            return (
-                f"{rule}, and fp16's loss scale is on the device, which the host would have to wait for, and precision "
-                "is fp16; set precision=bf16 or sharded_offloading=false"
-            )
-        return None
-
-    def _needs_sharding(self) -> str | None:
+    def _needs_sharding(self) -> Iterator[str]:
         for name, field in type(self).model_fields.items():
             if (value := getattr(self, name)) != field.default:
                 given = f"{name}={str(value).lower()}"
-                return f"{given} is a setting of sharding=fsdp, and sharding is none; set sharding=fsdp"
-        return None
+                yield f"{given} is a setting of sharding=fsdp, and sharding is none; set sharding=fsdp"
 
-    def _indivisible(self, num_ranks: int, name: str) -> str | None:
-        """Return that the ranks cannot be divided into so many copies, or those of a copy into so many parts."""
+    def _indivisible(self, num_ranks: int, name: str) -> Iterator[str]:
+        """Yield that the ranks cannot be divided into so many copies, or those of a copy into so many parts."""
         replicas, reshards = self.sharding_replicas, self.reshard_after_forward
         possible = [count for count in range(1, num_ranks // 2 + 1) if num_ranks % count == 0]
         if replicas not in possible:
-            return (
+            yield (
                 f"sharding_replicas must divide {name} and leave each copy two ranks or more, and is {replicas} "
                 f"with {name}={num_ranks}; set it to {' or '.join(map(str, possible))}, or sharding=none, with "
                 "which each rank has a copy"
             )
         num_parts = num_ranks // replicas
-        if isinstance(reshards, bool) or (1 < reshards < num_parts and num_parts % reshards == 0):
-            return None
-        numbers = [str(count) for count in range(2, num_parts) if num_parts % count == 0]
-        return (
-            "reshard_after_forward is true, false or a divisor of the ranks that a copy is divided among, other than "
-            f"1 and all, and is {reshards} with {num_parts} ranks; set it to {' or '.join(['true', 'false', *numbers])}"
-        )
+        numbers = [count for count in range(2, num_parts) if num_parts % count == 0]
+        if not isinstance(reshards, bool) and reshards not in numbers:
+            yield (
+                "reshard_after_forward is true, false or a divisor of the ranks that a copy is divided among, other "
+                f"than 1 and all, and is {reshards} with {num_parts} ranks; set it to "
+                f"{' or '.join(['true', 'false', *map(str, numbers)])}"
+            )
 
     def export(self, target: str) -> Exported | None:
         """Return FSDP2 of the other frameworks, and DeepSpeed's stage of ZeRO that is most like it."""
@@ -312,3 +293,18 @@ def _autocast_dtype(step: Step) -> torch.dtype | None:
     kind = step.device.type
     with step.forward_context():
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _not_offloaded(settings: Any) -> Iterator[str]:
+    """Yield what the host's parts cannot be updated with."""
+    rule = "sharded_offloading=true updates parameters in host memory"
+    if settings.optimizer != "adamw":
+        yield (
+            f"{rule}, where Muon would multiply whole matrices, and optimizer is {settings.optimizer}; set "
+            "optimizer=adamw or sharded_offloading=false"
+        )
+    if settings.precision == "fp16":
+        yield (
+            f"{rule}, and fp16's loss scale is on the device, which the host would have to wait for, and precision "
+            "is fp16; set precision=bf16 or sharded_offloading=false"
+        )

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any
@@ -85,46 +85,41 @@ class TensorParallel(Technique):
         """Return that fake tensors have no ranks."""
         return f"tensor_parallel={self.tensor_parallel}: {NOT_ON_CPU}" if self.active and kind == "cpu" else None
 
-    def unsuited(self, model: Model, name: str) -> str | None:
-        """Return that the model has no plan, or none that divides it among so many ranks."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield which setting needs whole matrices, or another number of ranks, or that the model cannot be divided."""
         if not self.active:
-            return None
-        code = digest(name) if is_function_name(name) else ""
-        return _indivisible(model.with_random_weights(), name, code, self.tensor_parallel)
-
-    def conflict(self, settings: Any) -> str | None:
-        """Return which setting needs whole matrices, or another number of ranks."""
-        if not self.active:
-            return None
-        count = self.tensor_parallel
+            return
+        count, name = self.tensor_parallel, settings.model
         rule = f"tensor_parallel={count} leaves each rank a part of every matrix"
         optimizer = settings.optimizer.removeprefix("paged_")
         if settings.world_size % count:
-            return (
+            yield (
                 f"tensor_parallel must divide world_size, and is {count} with world_size={settings.world_size}; set "
                 f"world_size to a multiple of {count}, or tensor_parallel=1"
             )
         if settings.adapter != "none":
-            return (
+            yield (
                 f"{rule}, and adapters are of whole ones, and adapter is {settings.adapter}; set adapter=none, or "
                 "tensor_parallel=1 and sharding=fsdp"
             )
         if optimizer in NEEDS_WHOLE_PARAMETERS:
-            return (
+            yield (
                 f"{rule}, and {NEEDS_WHOLE_PARAMETERS[optimizer]}, and optimizer is {settings.optimizer}; set "
                 "optimizer=adamw or muon, or tensor_parallel=1"
             )
         if settings.loss_kernel == "liger":
-            return (
+            yield (
                 f"{rule}, the head's too, which Liger's kernel was not tried with, and loss_kernel is liger; set "
                 "loss_kernel=chunked, which gathers it, or tensor_parallel=1"
             )
         if not isinstance(settings.reshard_after_forward, bool):
-            return (
+            yield (
                 "reshard_after_forward must be true or false with tensor_parallel, since torch makes the groups of a "
                 f"number from all ranks, and is {settings.reshard_after_forward}; set it to true or false"
             )
-        return None
+        code = digest(name) if is_function_name(name) else ""
+        if reason := _indivisible(model.with_random_weights(), name, code, count):
+            yield reason
 
     def export(self, target: str) -> Exported | None:
         """Return torchtitan's own, and nothing for the plain script, which has the whole model in its one process."""

@@ -1,14 +1,14 @@
 """The number format of the weights; gradients and optimizer state have that of their parameter."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Trainable
+from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Model, Trainable
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique
 from pipeline.techniques._support.optimizers import with_master_weights
 
@@ -48,40 +48,35 @@ class Weights(Technique):
         """Bfloat16, if the weights are, also without autocast."""
         return "bf16" if self.active else None
 
-    def unsupported(self, hardware: Hardware) -> str | None:
-        """Return that the GPU is older than bfloat16, or None if it is not."""
-        if not self.active or hardware.capability is None or hardware.capability >= BF16_CAPABILITY:
-            return None
-        return (
-            f"weights={self.weights} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older; set "
-            "weights=float32"
-        )
-
-    def conflict(self, settings: Any) -> str | None:
-        """Return what has no meaning beside weights in bfloat16."""
+    def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield what has no meaning beside weights in bfloat16, or that the GPU is older."""
         if not self.active:
-            return None
+            return
         if settings.precision == "fp16":
-            return (
+            yield (
                 f"weights={self.weights} needs no loss scaling, and precision=fp16 scales the loss and rounds the "
                 "weights a second time; set precision=bf16 or fp32, or weights=float32"
             )
         if settings.precision == "tf32":
-            return (
+            yield (
                 f"weights={self.weights} leaves no matrix product in float32, and precision=tf32 changes only those; "
                 "set precision=bf16 or fp32, or weights=float32"
             )
         if settings.loss_kernel == "fused":
-            return (
+            yield (
                 f"weights={self.weights} needs a loss that is summed in float32, and loss_kernel=fused sums it in the "
                 "type of its inputs (torch's linear_cross_entropy); set loss_kernel=chunked"
             )
         if self.weights == "bfloat16_master" and settings.optimizer_in_backward:
-            return (
+            yield (
                 "optimizer_in_backward updates what has a gradient, and weights=bfloat16_master copies of it; set "
                 "optimizer_in_backward=false or weights=bfloat16"
             )
-        return None
+        if hardware.capability is not None and hardware.capability < BF16_CAPABILITY:
+            yield (
+                f"weights={self.weights} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older; "
+                "set weights=float32"
+            )
 
     def export(self, target: str) -> Exported | None:
         """Return the function that converts the model; axolotl and torchtitan have keys.

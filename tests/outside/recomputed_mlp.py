@@ -1,6 +1,7 @@
 """A technique outside the package: of each layer, the feed-forward part alone is recomputed in the backward pass."""
 
 import inspect
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,11 +24,10 @@ class RecomputedMlp(Technique):
         """The recomputed activations are equal to the ones that are not stored."""
         return Mathematics.EXACT
 
-    def conflict(self, settings: Any) -> str | None:
-        """Return that layers which are recomputed whole would recompute these parts twice."""
+    def refusals(self, settings: Any, hardware: Any, model: Any) -> Iterator[str]:
+        """Yield that layers which are recomputed whole would recompute these parts twice."""
         if self.recomputed_mlp and settings.checkpointing != "none":
-            return f"recomputed_mlp needs checkpointing=none, and it is {settings.checkpointing}"
-        return None
+            yield f"recomputed_mlp needs checkpointing=none, and it is {settings.checkpointing}"
 
     def export(self, target: str) -> Exported | None:
         """Return the function that changes the model, for plain PyTorch."""
