@@ -8,16 +8,20 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from functools import lru_cache, wraps
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from pipeline.base.errors import InvalidInputError
 
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """path.to.module:function"""
 Family = TypeVar("Family")
+Of = TypeVar("Of")
+Others = TypeVarTuple("Others")
+Found = TypeVar("Found")
 NUM_FRAMES = 3
 """Frames that are kept of a traceback."""
 
@@ -107,6 +111,20 @@ def import_user_module(module_name: str, name: str, kind: str, form: str) -> Mod
 def digest(name: str) -> str:
     """Return a digest of the file that defines the function `name`."""
     return module_digest(find(name).__module__)
+
+
+def once_of_each(function: Callable[[Of, str, *Others], Found]) -> Callable[[Of, str, *Others], Found]:
+    """Return a function(family, name, ...) that is called once for each model `name`, while the user's code stays."""
+
+    @lru_cache
+    def called(_code: str, of: Of, name: str, others: tuple[*Others]) -> Found:
+        return function(of, name, *others)
+
+    @wraps(function)
+    def remembered(of: Of, name: str, *others: *Others) -> Found:
+        return called(digest(name) if is_function_name(name) else "", of, name, others)
+
+    return remembered
 
 
 def module_digest(module_name: str) -> str:

@@ -4,7 +4,6 @@ import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from pipeline.base.contracts import Batch, Description, Model, Prepared, Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.user_functions import call, digest, is_function_name, user_code_error
+from pipeline.base.user_functions import call, is_function_name, once_of_each, user_code_error
 from pipeline.models._support.heads import head_of, token_loss, why_inseparable
 from pipeline.models._support.transformers_models import position_limit
 
@@ -41,9 +40,9 @@ class UserModel(Model):
             InvalidInputError: it cannot be built, or does not return the logits of all positions.
 
         """
-        trainable = _built_for_shape(self, name, digest(name))
+        trainable = _built_for_shape(self, name)
         if trainable.loss is _token_loss:
-            _check_logits(self, name, digest(name))
+            _check_logits(self, name)
         return Description(
             kind="tokens",
             max_sequence_length=position_limit(getattr(trainable.module, "config", None)),
@@ -52,7 +51,7 @@ class UserModel(Model):
     def note(self, name: str) -> str | None:
         """Return of which types the weights are, if not all are in float32."""
         sizes = Counter[str]()
-        for parameter in _built_for_shape(self, name, digest(name)).module.parameters():
+        for parameter in _built_for_shape(self, name).module.parameters():
             sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
         if {*sizes} <= {"float32"}:
             return None
@@ -61,7 +60,7 @@ class UserModel(Model):
 
     def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:
         """Return the sequences as they are, which must have token ids unless the function returns a loss too."""
-        trainable = _built_for_shape(self, name, digest(name))
+        trainable = _built_for_shape(self, name)
         names = prepared.train.batch([0]).keys() if len(prepared.train) else ["input_ids"]
         if trainable.loss is _token_loss and "input_ids" not in names:
             raise InvalidInputError(
@@ -72,7 +71,7 @@ class UserModel(Model):
 
     def has_layers(self, name: str) -> bool:
         """Whether the model has them, or the function names some."""
-        return bool(_built_for_shape(self, name, digest(name)).layers)
+        return bool(_built_for_shape(self, name).layers)
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the function's model with its layers and its loss."""
@@ -93,7 +92,7 @@ class UserModel(Model):
 
     def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
         """Return why the head cannot be separated; a Trainable without one has a loss of its own."""
-        return _why_inseparable(self, name, digest(name), soft_cap)
+        return _why_inseparable(self, name, soft_cap)
 
     def _layers(self, name: str, module: nn.Module) -> tuple[nn.Module, ...]:
         """Return the layers that the setting names, or the longest list of modules of one class."""
@@ -111,21 +110,20 @@ class UserModel(Model):
         return tuple(layers) if len(layers) > 1 else ()
 
 
-@lru_cache
-def _built_for_shape(model: UserModel, name: str, code: str) -> Trainable:
+@once_of_each
+def _built_for_shape(model: UserModel, name: str) -> Trainable:
     """Return the model, of which no weights are made where its code allows that.
 
     Raises:
         InvalidInputError: it cannot be built.
 
     """
-    del code
     return model.built_for_structure(name)
 
 
-@lru_cache
-def _why_inseparable(model: UserModel, name: str, code: str, soft_cap: bool) -> str | None:
-    trainable = _built_for_shape(model, name, code)
+@once_of_each
+def _why_inseparable(model: UserModel, name: str, soft_cap: bool) -> str | None:
+    trainable = _built_for_shape(model, name)
     if trainable.head is None and trainable.loss is not _token_loss:
         return Model.inseparable_head(model, name, soft_cap=soft_cap)
     return why_inseparable(name, trainable, soft_cap)
@@ -173,8 +171,8 @@ def _logits_in(output: Any) -> Any:
     return getattr(output, "logits", output)
 
 
-@lru_cache
-def _check_logits(model: UserModel, name: str, code: str) -> None:
+@once_of_each
+def _check_logits(model: UserModel, name: str) -> None:
     """Call the model on fake tensors, and refuse what is none of its logits; code that reads values is not called.
 
     Raises:
@@ -183,7 +181,7 @@ def _check_logits(model: UserModel, name: str, code: str) -> None:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    module = _built_for_shape(model, name, code).module
+    module = _built_for_shape(model, name).module
     try:
         with suppress(ValueError):  # traced code has no signature
             inspect.signature(module.forward).bind(None)

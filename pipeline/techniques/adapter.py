@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -14,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pipeline.base.contracts import Hardware, Model, Trainable
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
-from pipeline.base.user_functions import digest, is_function_name
+from pipeline.base.user_functions import once_of_each
 from pipeline.techniques._support import lora, quantized_layers
 from pipeline.techniques._support.lora import add_adapters, is_target, linear_layers, outside_layers
 from pipeline.techniques._support.quantized_layers import quantize_layers
@@ -135,7 +134,7 @@ class Adapter(Technique):
             )
 
     def _refusals_of_targets(self, model: Model, name: str) -> Iterator[str]:
-        inside = _inside_layers(model, name, digest(name) if is_function_name(name) else "")
+        inside = _inside_layers(model, name)
         names, targets = inside.linear, self.adapter_targets.split(",")
         outside = {} if {*targets} <= {"all", "attention"} else dict.fromkeys(inside.outside)
         missing = [target for target in targets if not any(is_target(each, target) for each in (*names, *outside))]
@@ -164,7 +163,7 @@ class Adapter(Technique):
         """Return how many parameters of the layers are not quantized, as those of fused experts, and their type."""
         if self.adapter != "qlora":
             return None
-        inside = _inside_layers(model, name, digest(name) if is_function_name(name) else "")
+        inside = _inside_layers(model, name)
         if not inside.others:
             return None
         then = (
@@ -240,17 +239,14 @@ class _Inside(NamedTuple):
     """Names of the linear layers and embeddings outside of the layers."""
 
 
-@lru_cache
-def _inside_layers(model: Model, name: str, code: str) -> _Inside:
+@once_of_each
+def _inside_layers(model: Model, name: str) -> _Inside:
     """Return the parameters inside the layers of a model; no weights are made if its code allows that.
-
-    `code` is a digest of the user's code that builds it.
 
     Raises:
         InvalidInputError: the model cannot be built.
 
     """
-    del code
     built = model.with_random_weights().built_for_structure(name)
     linear, others, num_in_others = dict[str, None](), dict[str, None](), 0
     for layer in built.layers:

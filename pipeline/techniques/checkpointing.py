@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Stage, Step, Technique, without_layers
-from pipeline.base.user_functions import digest, is_function_name
+from pipeline.base.user_functions import once_of_each
 from pipeline.memory.attention_saved import attention_saved_contexts
 from pipeline.techniques._support.offloading import offloaded_checkpoint
 
@@ -91,9 +91,8 @@ class Checkpointing(Technique):
             )
         yield from without_layers(self, settings, model)
         if _parts(self.checkpointing):
-            name = settings.model
             try:
-                self.by_layer(_num_layers(model, name, digest(name) if is_function_name(name) else ""))
+                self.by_layer(_num_layers(model, settings.model))
             except InvalidInputError as error:
                 yield str(error)
 
@@ -137,10 +136,9 @@ class Checkpointing(Technique):
         return step
 
 
-@lru_cache
-def _num_layers(model: Model, name: str, code: str) -> int:
-    """Return how many layers model `name` has; `code` is a digest of the user's code that builds it."""
-    del code
+@once_of_each
+def _num_layers(model: Model, name: str) -> int:
+    """Return how many layers model `name` has."""
     return len(model.with_random_weights().built_for_structure(name).layers)
 
 

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Exported, Mathematics, Step, Technique
-from pipeline.base.user_functions import digest, is_function_name
+from pipeline.base.user_functions import once_of_each
 from pipeline.techniques._support.data_parallel import NEEDS_WHOLE_PARAMETERS, NOT_ON_CPU
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class TensorParallel(Technique):
         """Yield which setting needs whole matrices, or another number of ranks, or that the model cannot be divided."""
         if not self.active:
             return
-        count, name = self.tensor_parallel, settings.model
+        count = self.tensor_parallel
         rule = f"tensor_parallel={count} leaves each rank a part of every matrix"
         optimizer = settings.optimizer.removeprefix("paged_")
         if settings.world_size % count:
@@ -117,8 +117,7 @@ class TensorParallel(Technique):
                 "reshard_after_forward must be true or false with tensor_parallel, since torch makes the groups of a "
                 f"number from all ranks, and is {settings.reshard_after_forward}; set it to true or false"
             )
-        code = digest(name) if is_function_name(name) else ""
-        if reason := _indivisible(model.with_random_weights(), name, code, count):
+        if reason := _indivisible(model.with_random_weights(), settings.model, count):
             yield reason
 
     def export(self, target: str) -> Exported | None:
@@ -285,10 +284,9 @@ def _shared(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter, count in counts.items() if count > 1]
 
 
-@lru_cache
-def _indivisible(model: Model, name: str, code: str, num_parts: int) -> str | None:
-    """Return why a model cannot be divided among so many ranks; `code` is a digest of the user's code of it."""
-    del code
+@once_of_each
+def _indivisible(model: Model, name: str, num_parts: int) -> str | None:
+    """Return why a model cannot be divided among so many ranks."""
     module = model.built_for_structure(name).module
     rule, plan = "tensor_parallel divides a model as its plan in transformers says (base_model_tp_plan)", _plan(module)
     if not plan:
