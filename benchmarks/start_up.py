@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 from checkout import BINARIES, ROOT, environment_of
 
+from pipeline.runtime.run_folder import LOG, STEPS
+
 STAGES = {
     "command starts": "`mlflow run` has started `python -m fitproof main`",
     "imports done": "what is needed is imported, the settings are checked, and the job's folder is made",
@@ -54,9 +56,9 @@ def _is_reached(stage: str, pid: int, output: Path) -> bool:
         case "imports done":
             return any(output.glob("*"))
         case "process started":
-            return any(output.glob("*/*/log.txt"))
+            return any(output.glob(f"*/*/{LOG}"))
         case "first step done":
-            return any(b'"grad_norm"' in journal.read_bytes() for journal in output.glob("*/*/unsent.jsonl"))
+            return any(file.stat().st_size for file in output.glob(f"*/*/{STEPS}"))
         case _:
             return any(output.glob("*/*/result.json"))
 

@@ -33,6 +33,8 @@ from pipeline.runtime.worker_pool import run_all, worker_pool
 from pipeline.techniques._support.optimizers import with_master_weights
 from pipeline.training.loop import learning_rate, train
 
+SAME_LOSS = 3e-4
+"""In bfloat16, whose products a machine's kernels sum in their own order: a hundredth of what a step changes here."""
 COMBINED = {
     "precision": "bf16",
     "checkpointing": "every_layer",
@@ -135,7 +137,7 @@ def test_the_script_trains_the_same_without_fitproof(exported: tuple[Path, list[
 @pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning"])
 def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
     write_files(export_files(tiny(**COMBINED)), tmp_path)
-    assert run_framework(framework, tmp_path) == pytest.approx(losses_here(**COMBINED), abs=1e-4)
+    assert run_framework(framework, tmp_path) == pytest.approx(losses_here(**COMBINED), abs=SAME_LOSS)
 
 
 @pytest.mark.slow
@@ -238,7 +240,7 @@ def test_parts_on_the_host_are_a_setting_of_each_framework_that_has_one(tmp_path
 def test_any_framework_trains_the_same(framework: str, exported: tuple[Path, list[float]]) -> None:
     """DeepSpeed compiles an operator of its own the first time."""
     folder, expected = exported
-    assert run_framework(framework, folder) == pytest.approx(expected, abs=1e-4)
+    assert run_framework(framework, folder) == pytest.approx(expected, abs=SAME_LOSS)
 
 
 def run_framework(framework: str, folder: Path) -> list[float]:

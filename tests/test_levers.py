@@ -31,8 +31,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 """What torch's compiler imports and does itself."""
-ONEDNN_BYTES = 210_000
-"""What oneDNN takes besides for products of 16 bits at most, which no prediction has: seen in fp16."""
+IN_16_BITS = 5e-3
+"""Largest relative error of a peak on a CPU in 16 bits, where oneDNN copies what differs between machines."""
 EXACT = 1e-5
 """Largest relative difference of float32 losses and gradients that differ in the order of sums alone."""
 GRADIENT = 20
@@ -188,7 +188,7 @@ def test_the_peak_on_a_cpu_is_predicted(lever: Lever) -> None:
     for model in lever.models:
         experiment = pair(lever, model, sequence_length=64, eval_steps=0, **DROPOUT)[1]
         in_float32 = (experiment.settings.precision, experiment.settings.weights) == ("fp32", "float32")
-        exact = pytest.approx(measured(experiment), rel=1e-4, abs=0 if in_float32 else ONEDNN_BYTES)
+        exact = pytest.approx(measured(experiment), rel=1e-4 if in_float32 else IN_16_BITS)
         assert predict(experiment, CPU).peak_allocated_bytes == exact, model
 
 

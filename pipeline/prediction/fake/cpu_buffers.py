@@ -17,7 +17,9 @@ ATTENTION = {
 }
 """Attention in one kernel, with the number of its results."""
 PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
-"""Matrix products, for which oneDNN copies blocks of bfloat16 factors."""
+"""Matrix products, for which oneDNN copies blocks of 16-bit factors."""
+IS_SUPPORTED = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+"""The operator that says whether oneDNN computes products of a type on this machine."""
 LARGEST_PRODUCT = 2**29
 """Multiplications of the largest product that is measured: of a larger one the copies are no more than 3 MiB."""
 LONGEST = 1024
@@ -38,12 +40,12 @@ def cpu_buffers(operator: Any, args: tuple[Any, ...]) -> Inside:
 def _is_small_product(args: tuple[Any, ...]) -> bool:
     """Return whether oneDNN computes a product, and its copies may count beside what the training holds.
 
-    The source is use_mkldnn_bf16_matmul in aten/src/ATen/native/mkldnn/Matmul.cpp.
+    The source is use_mkldnn_bf16_matmul, and that of fp16, in aten/src/ATen/native/mkldnn/Matmul.cpp.
     """
     first, second = [arg for arg in args if isinstance(arg, Tensor)][-2:]
-    if first.dtype is not torch.bfloat16 or first.numel() * second.shape[-1] > LARGEST_PRODUCT:
+    if first.dtype not in IS_SUPPORTED or first.numel() * second.shape[-1] > LARGEST_PRODUCT:
         return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(getattr(torch.ops.mkldnn, IS_SUPPORTED[first.dtype])())
 
 
 def _squared_errors(args: tuple[Any, ...]) -> Inside:
