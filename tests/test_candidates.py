@@ -1,10 +1,11 @@
 """Candidates: each configuration has its own prediction, and one without a prediction affects no other."""
 
+from collections.abc import Iterator
+
 import pytest
 from conftest import TINY
 from test_prediction import CPU
 
-from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics
 from pipeline.config.configurations import why_refused
@@ -53,10 +54,10 @@ def test_the_advice_names_only_what_may_be_in_the_space() -> None:
 
 
 def test_the_advice_leaves_out_what_cannot_be_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_bf16(self: Precision, hardware: Hardware) -> str | None:
-        return "bf16 needs a newer device" if self.precision == "bf16" else None
+    def no_bf16(self: Precision, *_: object) -> Iterator[str]:
+        yield from ["bf16 needs a newer device"] if self.precision == "bf16" else []
 
-    monkeypatch.setattr(Precision, "unsupported", no_bf16)
+    monkeypatch.setattr(Precision, "refusals", no_bf16)
     space = {"micro_batch_size": [4], "checkpointing": ["none"], "precision": ["fp32"]}
     problem = make_experiment_problem({**TINY, "budget": "0.1MiB", "effective_batch_size": 4, "space": space})
     with pytest.raises(InvalidInputError, match="would help most") as refused:
