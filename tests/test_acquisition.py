@@ -13,7 +13,6 @@ from conftest import ROOT
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState, create_trial
-from scipy.stats import quantile_test
 
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
@@ -126,6 +125,8 @@ def search(seconds: Seconds, rules: Rules, off: float = 1.0) -> tuple[list[int],
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=40))
 def test_the_interval_of_a_median_is_that_of_scipy(values: list[float]) -> None:
+    from scipy.stats import quantile_test  # which takes a second
+
     mine, theirs = median_interval(values), quantile_test(values, p=0.5).confidence_interval(0.95)
     assert mine == (theirs.low, theirs.high) if len(values) > 5 else mine is None and math.isnan(theirs.low)
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState, create_trial
-from scipy.stats import norm
 from test_acquisition import BATCH, CANDIDATES, DISTRIBUTIONS, TOKENS
 
 from pipeline.base.units import MIB
@@ -65,6 +64,8 @@ def test_a_run_that_fits_because_cached_memory_is_released_does_not_lower_the_pr
 
 
 def test_the_mean_is_that_of_a_truncated_gaussian() -> None:
+    from scipy.stats import norm  # which takes a second
+
     root = np.linalg.cholesky(np.array([[4.0, 1.0], [1.0, 2.0]]))
     prior = Gaussian.prior(np.array([0.0, 1.0]), root, np.ones(2), np.zeros(2))
     for bound in (-5.0, 0.0, 3.0, 60.0):

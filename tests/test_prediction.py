@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, TINY, tiny, with_corpus_of
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import AutoConfig, masking_utils
 
@@ -213,6 +212,8 @@ def test_predicting_during_a_training_does_not_change_its_losses(dropout: float)
 
 @pytest.mark.parametrize("checkpointing", ["none", "every_layer"])
 def test_predictions_agree_with_torchs_mem_tracker(checkpointing: str) -> None:
+    from torch.distributed._tools.mem_tracker import MemTracker  # which imports torch's compiler
+
     experiment = tiny(micro_batch_size=8, checkpointing=checkpointing, **WIDE)
     prepared = experiment.read_corpus()
     tracker, rows = MemTracker(), RepeatedRow(prepared.train, experiment.device)

@@ -42,6 +42,17 @@ def train(rows):
 if __name__ == "__main__":
     train(4096)
 """
+CELL = """
+import torch
+def train():
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3): step(model, optimizer)
+def step(model, optimizer):
+    model(torch.ones(rows, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 PARAMETERS = 4 * 512 * 512
 
 
@@ -125,22 +136,26 @@ def test_the_three_steps_take_a_module_or_what_makes_it(
         ([], {}, "is given none of them; give one of the three"),
         ([torch.ones], {"command": "python train.py"}, "is given function, command; give one of the three"),
         ([], {"model": nn.Linear(1, 1), "inputs": torch.ones(1)}, "is given model, inputs; give one of the three"),
-        ([lambda: None], {}, "<lambda> has none; write it into a file"),
         ([torch.save, threading.Lock()], {}, "or an argument is not .*; write it into a file"),
         ([["python", "train.py"]], {}, r"is a function, and is \['python', 'train.py'\]; give a command by name"),
         ([torch.save], {"steeps": 3}, "no setting is called steeps; did you mean steps"),
     ],
-    ids=["nothing", "two", "no optimizer", "a lambda", "a lock", "a command", "a typo"],
+    ids=["nothing", "two", "no optimizer", "a lock", "a command", "a typo"],
 )
 def test_wrong_input_raises(given: list[Any], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         simulate(*given, gpu="t4", **settings)  # type: ignore[call-overload]
 
 
-def test_a_function_of_a_session_without_a_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def function() -> None: ...
-
-    function.__module__, function.__qualname__ = "__main__", "function"
-    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # a worker of pytest has none
-    with pytest.raises(InvalidInputError, match="__main__.function is of a session without a file"):
-        simulate(function, gpu="t4")
+@needs_cuda_build
+def test_a_function_of_a_notebook_takes_its_code_along(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it uses of the session too: another function, and a number; nothing of either can be imported."""
+    session: dict[str, Any] = {"__name__": "__main__", "rows": 4096, "make": lambda: module.Tied().cuda()}
+    exec(compile(CELL, "cell", "exec"), session)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    by_name = simulate(module.train, 4096, gpu="t4", smallest=False)
+    by_code = simulate(session["train"], gpu="t4", smallest=False)
+    assert repr(by_code).startswith("Does __main__.train() fit Tesla T4?\n")
+    assert by_name.largest is not None and by_code.largest is not None
+    assert by_code.largest.peak_allocated_bytes == by_name.largest.peak_allocated_bytes
+    assert by_code.largest.user_line == "<dynamic-code>:8"

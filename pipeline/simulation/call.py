@@ -4,48 +4,51 @@ import pickle
 import sys
 import sysconfig
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
+
+import cloudpickle
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.simulation.process import call
 
 CONTENT = "call.pickle"
-REMEDY = "write it into a file, at the top level of a module or of the script"
+NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
 
 
 def command_of(function: Callable[..., object], arguments: tuple[Any, ...], folder: Path) -> tuple[str, ...]:
     """Return the command that calls a function with these arguments; what they are is written into `folder`.
 
-    The function is imported by its module and name, as multiprocessing does.
+    The function is imported by its module and name, as multiprocessing does. One that cannot be, as a lambda or a
+    function of a notebook, takes its code along, and what it uses of where it was made.
 
     Raises:
-        InvalidInputError: the function cannot be imported so, or an argument cannot be pickled.
+        InvalidInputError: neither is possible, or an argument cannot be pickled.
 
     """
-    name = name_of(function)
-    if "<" in name:
-        raise InvalidInputError(f"simulate calls a function by its module and name, and {name} has none; {REMEDY}")
-    own = sys.modules["__main__"]
-    if getattr(function, "__module__", None) == "__main__" and not getattr(own, "__file__", None):
-        raise InvalidInputError(
-            f"simulate calls a function by its module and name, and {name} is of a session without a file; {REMEDY}"
-        )
     preparation = spawn.get_preparation_data("simulated")
     content = {
         **{key: preparation[key] for key in preparation.keys() - {"authkey", "start_method"}},
         "sys_path": [path for path in preparation["sys_path"] if not _is_environments(path)],
     }
-    try:
-        written = pickle.dumps((function, arguments))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InvalidInputError(
-            f"what simulate is given must be importable or be pickled, and {name} or an argument is not ({error}); "
-            f"{REMEDY}"
-        ) from error
-    (folder / CONTENT).write_bytes(pickle.dumps((content, written)))
+    (folder / CONTENT).write_bytes(pickle.dumps((content, _pickled(function, arguments))))
     return (sys.executable, str(Path(call.__file__)), str(folder / CONTENT))
+
+
+def _pickled(function: Callable[..., object], arguments: tuple[Any, ...]) -> bytes:
+    if hasattr(sys.modules["__main__"], "__file__"):  # else the other process has no functions of __main__
+        with suppress(*NOT_PICKLED):
+            return pickle.dumps((function, arguments))
+    try:
+        code: bytes = cloudpickle.dumps((function, arguments))
+    except NOT_PICKLED as error:
+        raise InvalidInputError(
+            f"what simulate is given must be importable or be pickled, and {name_of(function)} or an argument is not "
+            f"({error}); write it into a file, at the top level of a module or of the script"
+        ) from error
+    return code
 
 
 def name_of(function: Callable[..., object]) -> str:

@@ -24,6 +24,8 @@ VALUES = f"{SIMULATION}/hook/values.py"
 """The file of the dispatch mode that computes values, which is inside of each operator's call."""
 AROUND_MODES = ("/torch/_dynamo/eval_frame.py", "/torch/_compile.py")
 """Files of torch's functions through which a dispatch mode is called."""
+SENT = "<dynamic-code>"
+"""The file of a function that has none, as of a notebook: so cloudpickle calls it."""
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 """Folders of packages of which Python need not know: those of another environment."""
 COMPILED = re.compile(r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$")
@@ -203,7 +205,8 @@ class SourceLines:
 
     def is_users(self, frame: StackFrame) -> bool:
         """Whether a frame is of the user's own code."""
-        return not frame[0].startswith(("<", *self._libraries)) and not INSTALLED.search(frame[0])
+        is_elsewhere = frame[0].startswith(("<", *self._libraries)) or INSTALLED.search(frame[0])
+        return frame[0] == SENT or not is_elsewhere
 
     def innermost(self, stack: Sequence[StackFrame]) -> Sequence[StackFrame]:
         """Return the frames of torch's code at the inner end of a stack, and the first that is not torch's."""
