@@ -232,7 +232,7 @@ class Technique(Settings, ABC):
         return self
 
     def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
-        """Yield why a run cannot use it on `hardware`; of none by default. The first one is told.
+        """Yield why a run cannot use it on `hardware`, by default nothing; the first reason is told.
 
         `settings` has all settings of the run by name, as attributes, and `model` is the family of its model. Each
         states rule, value and remedy.
