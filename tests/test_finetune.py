@@ -248,6 +248,18 @@ def test_a_kind_that_cannot_run_here_is_refused_before_anything_is_predicted(mon
         finetune({"kind": "lora", "model": "gpt2-nano", "device": "cpu"}, Console(quiet=True))
 
 
+def test_what_only_some_configurations_can_have_does_not_refuse_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def predict(*_: Any) -> None:
+        raise AssertionError("a kind was predicted")
+
+    monkeypatch.setattr("pipeline.jobs.finetune.make_plan", predict)
+    of_one_pass = {"optimizer_in_backward": True, "max_grad_norm": None}  # the leanest configuration has sixteen
+    with pytest.raises(AssertionError, match="a kind was predicted"):
+        finetune(
+            {"kind": "bfloat16 weights", "model": "gpt2-nano", "device": "cpu", **of_one_pass}, Console(quiet=True)
+        )
+
+
 def test_kinds_go_from_the_least_changed_to_the_smallest() -> None:
     kinds = read_yaml(FOLDER / "finetune.yaml")["kinds"]
     assert next(iter(kinds)) == "full"

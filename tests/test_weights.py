@@ -15,6 +15,7 @@ from pipeline.base.results import StepRecord
 from pipeline.base.technique import Mathematics
 from pipeline.config.configurations import why_refused
 from pipeline.config.entry_points import yaml_file
+from pipeline.config.settings import TECHNIQUES
 from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files
 from pipeline.prediction.cards import find_hardware
@@ -153,10 +154,11 @@ def test_its_peak_on_a_card_is_predicted_where_the_weights_set_it(others: dict[s
     ],
 )
 def test_a_combination_without_a_meaning_is_refused(changes: dict[str, Any], message: str) -> None:
-    gpu = find_hardware("a100")
-    reason = tiny(weights="bfloat16", **changes).unsupported(gpu)
-    assert reason is not None and re.search(message, reason)
-    assert tiny(**changes).unsupported(gpu) is None
+    gpu, run = find_hardware("a100"), tiny(weights="bfloat16", **changes)
+    weights: Any = TECHNIQUES["weights"]
+    [reason] = weights(weights="bfloat16").refusals(run.settings, gpu, run.model)
+    assert re.search(message, reason)
+    assert not [*weights().refusals(tiny(**changes).settings, gpu, run.model)]
 
 
 def test_a_card_without_bfloat16_is_refused() -> None:

@@ -22,7 +22,7 @@ from pipeline.jobs.finetune_plan import KindsOnCardsSettings, plan_kinds
 from pipeline.jobs.plan import log_plan, make_plan
 from pipeline.jobs.printing import say
 from pipeline.jobs.search import run_search
-from pipeline.memory.device import find_device
+from pipeline.memory.device import find_device, hardware_of
 from pipeline.planning.plan import CardPlan, PlanFindings
 from pipeline.searching.experiment_problem import automatic_budget
 from pipeline.searching.settings import SearchSettings
@@ -107,8 +107,8 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
     own, asked, settings, length = _read(given)
     shared = _shared(settings, given, console)
     experiments = {name: _experiment(own, shared, settings, SMALLEST) for name, settings in own.kinds.items()}
-    if asked != AUTO_KIND and (reason := experiments[asked].unsupported()):
-        raise InvalidInputError(reason)
+    if asked != AUTO_KIND:
+        _check_kind(experiments[asked], own.kinds[asked])
     first = next(iter(experiments.values()))
     first.prepare()  # what is wrong with data or weights is said before anything is predicted
     planned: dict[str, Planned] = {}
@@ -158,6 +158,15 @@ def _check(own: KindsSettings, asked: str, given: Mapping[str, Any]) -> None:
                 f"{name} is what the kinds differ in, and {name}={value} would make them another; set kind to one of "
                 f"{names}, or {name} in fitproof search"
             )
+
+
+def _check_kind(experiment: Experiment, settings: Mapping[str, Any]) -> None:
+    """Refuse the kind that was asked for if a technique that it sets cannot be used here, in any configuration."""
+    hardware = hardware_of(experiment.device)
+    for technique in experiment.techniques:
+        if type(technique).model_fields.keys() & settings.keys():
+            for reason in technique.refusals(experiment.settings, hardware, experiment.model):
+                raise InvalidInputError(reason)
 
 
 def _shared_of_cards(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
