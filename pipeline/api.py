@@ -245,7 +245,7 @@ def simulate(
     (on the device meta it takes no memory here) or a callable that makes it, `inputs` a tensor, a tuple or a dictionary
     of what it is called with, and `optimizer` a class or callable of its parameters. The loss is the output's own, or
     the sum of the output. Functions run in a process of their own, which imports them by module and name, as those of
-    multiprocessing do, or gets their code. Further settings have the names of the command line.
+    multiprocessing do, or receives their code. Further settings have the names of the command line.
 
     Raises:
         InvalidInputError: a setting is wrong, a function cannot be sent, or the training uses no card.

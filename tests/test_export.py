@@ -33,8 +33,8 @@ from pipeline.runtime.worker_pool import run_all, worker_pool
 from pipeline.techniques._support.optimizers import with_master_weights
 from pipeline.training.loop import learning_rate, train
 
-SAME_LOSS = 3e-4
-"""In bfloat16, whose products a machine's kernels sum in their own order: a hundredth of what a step changes here."""
+OF_TRL = 3e-4
+"""Largest difference of TRL's losses in bfloat16, of 1.3e-4 on a processor with AMX: a step changes them by 3e-2."""
 COMBINED = {
     "precision": "bf16",
     "checkpointing": "every_layer",
@@ -137,7 +137,7 @@ def test_the_script_trains_the_same_without_fitproof(exported: tuple[Path, list[
 @pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning"])
 def test_a_framework_trains_the_same(framework: str, tmp_path: Path) -> None:
     write_files(export_files(tiny(**COMBINED)), tmp_path)
-    assert run_framework(framework, tmp_path) == pytest.approx(losses_here(**COMBINED), abs=SAME_LOSS)
+    assert run_framework(framework, tmp_path) == pytest.approx(losses_here(**COMBINED), abs=1e-4)
 
 
 @pytest.mark.slow
@@ -237,10 +237,15 @@ def test_parts_on_the_host_are_a_setting_of_each_framework_that_has_one(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["accelerate", "hugging_face", "lightning", "deepspeed", "trl"])
-def test_any_framework_trains_the_same(framework: str, exported: tuple[Path, list[float]]) -> None:
+def test_any_framework_trains_the_same(
+    framework: str, exported: tuple[Path, list[float]], request: pytest.FixtureRequest
+) -> None:
     """DeepSpeed compiles an operator of its own the first time."""
     folder, expected = exported
-    assert run_framework(framework, folder) == pytest.approx(expected, abs=SAME_LOSS)
+    is_plain = request.node.callspec.params["exported"] == PLAIN
+    assert run_framework(framework, folder) == pytest.approx(
+        expected, abs=OF_TRL if framework == "trl" and not is_plain else 1e-4
+    )
 
 
 def run_framework(framework: str, folder: Path) -> list[float]:

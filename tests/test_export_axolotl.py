@@ -208,6 +208,7 @@ def test_axolotls_own_schema_takes_every_file(axolotl: Path, tmp_path: Path) -> 
     assert len(checked) == len(given)
     for unknown, changed in checked:
         assert not unknown
+        assert set(changed) <= {"datasets", "fsdp_config", "selective_checkpointing"}, changed
         assert all(is_within(*pair) for pair in changed.values()), changed  # it adds defaults inside of them
 
 

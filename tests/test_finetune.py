@@ -226,33 +226,32 @@ def test_invalid_input_ends_with_one_error(settings: dict[str, str], message: st
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("settings", [{"num_steps": "2"}, {"effective_batch_size": "4096"}], ids=str)
-def test_what_is_wrong_with_a_run_is_said_before_anything_is_predicted(
-    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
+@pytest.fixture
+def nothing_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first prediction of a kind fail."""
+
+    def fail(*_: Any) -> None:
         raise AssertionError("a kind was predicted")
 
-    monkeypatch.setattr("pipeline.jobs.finetune.make_plan", refuse)
+    monkeypatch.setattr("pipeline.jobs.finetune.make_plan", fail)
+
+
+@pytest.mark.usefixtures("nothing_is_predicted")
+@pytest.mark.parametrize("settings", [{"num_steps": "2"}, {"effective_batch_size": "4096"}], ids=str)
+def test_what_is_wrong_with_a_run_is_said_before_anything_is_predicted(settings: dict[str, str]) -> None:
     with pytest.raises(InvalidInputError, match="num_steps must be more than|must fill one batch"):
         finetune(settings, Console(quiet=True))
 
 
+@pytest.mark.usefixtures("nothing_is_predicted")
 def test_a_kind_that_cannot_run_here_is_refused_before_anything_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("a kind was predicted")
-
-    monkeypatch.setattr("pipeline.jobs.finetune.make_plan", refuse)
     monkeypatch.setattr("pipeline.techniques.adapter.find_spec", lambda name: None)
     with pytest.raises(InvalidInputError, match="needs the package peft, which is not installed"):
         finetune({"kind": "lora", "model": "gpt2-nano", "device": "cpu"}, Console(quiet=True))
 
 
-def test_what_only_some_configurations_can_have_does_not_refuse_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    def predict(*_: Any) -> None:
-        raise AssertionError("a kind was predicted")
-
-    monkeypatch.setattr("pipeline.jobs.finetune.make_plan", predict)
+@pytest.mark.usefixtures("nothing_is_predicted")
+def test_what_only_some_configurations_can_have_does_not_refuse_a_kind() -> None:
     of_one_pass = {"optimizer_in_backward": True, "max_grad_norm": None}  # the leanest configuration has sixteen
     with pytest.raises(AssertionError, match="a kind was predicted"):
         finetune(

@@ -148,14 +148,20 @@ def test_wrong_input_raises(given: list[Any], settings: dict[str, Any], message:
 
 
 @needs_cuda_build
-def test_a_function_of_a_notebook_takes_its_code_along(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lambda_of_a_script_and_a_function_of_a_notebook_are_sent_with_their_code(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it uses of the session too: another function, and a number; nothing of either can be imported."""
     session: dict[str, Any] = {"__name__": "__main__", "rows": 4096, "make": lambda: module.Tied().cuda()}
     exec(compile(CELL, "cell", "exec"), session)
-    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    own = sys.modules["__main__"]
+    monkeypatch.setattr(own, "__file__", module.__file__, raising=False)
     by_name = simulate(module.train, 4096, gpu="t4", smallest=False)
+    of_script = simulate(lambda: module.train(4096), gpu="t4", smallest=False)
+    monkeypatch.delattr(own, "__file__")
     by_code = simulate(session["train"], gpu="t4", smallest=False)
     assert repr(by_code).startswith("Does __main__.train() fit Tesla T4?\n")
-    assert by_name.largest is not None and by_code.largest is not None
+    assert by_name.largest is not None and of_script.largest is not None and by_code.largest is not None
     assert by_code.largest.peak_allocated_bytes == by_name.largest.peak_allocated_bytes
+    assert of_script.largest.peak_allocated_bytes == by_name.largest.peak_allocated_bytes
     assert by_code.largest.user_line == "<dynamic-code>:8"

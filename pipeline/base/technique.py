@@ -232,10 +232,10 @@ class Technique(Settings, ABC):
         return self
 
     def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
-        """Yield why a run cannot use it on `hardware`, by default nothing; the first reason is told.
+        """Yield the reasons why a run cannot use it, by default none; only the first one is shown.
 
         `settings` has all settings of the run by name, as attributes, and `model` is the family of its model. Each
-        states rule, value and remedy.
+        reason states rule, value and remedy.
         """
         yield from ()
 

@@ -19,7 +19,6 @@ from pipeline.base.errors import InvalidInputError
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """path.to.module:function"""
 Family = TypeVar("Family")
-Of = TypeVar("Of")
 Others = TypeVarTuple("Others")
 Found = TypeVar("Found")
 NUM_FRAMES = 3
@@ -113,16 +112,16 @@ def digest(name: str) -> str:
     return module_digest(find(name).__module__)
 
 
-def once_of_each(function: Callable[[Of, str, *Others], Found]) -> Callable[[Of, str, *Others], Found]:
-    """Return a function(family, name, ...) that is called once for each model `name`, while the user's code stays."""
+def once_of_each(function: Callable[[Family, str, *Others], Found]) -> Callable[[Family, str, *Others], Found]:
+    """Cache function(family, name, ...) by its arguments and, if `name` is a user's function, by that one's code."""
 
     @lru_cache
-    def called(_code: str, of: Of, name: str, others: tuple[*Others]) -> Found:
-        return function(of, name, *others)
+    def called(_code: str, family: Family, name: str, others: tuple[*Others]) -> Found:
+        return function(family, name, *others)
 
     @wraps(function)
-    def remembered(of: Of, name: str, *others: *Others) -> Found:
-        return called(digest(name) if is_function_name(name) else "", of, name, others)
+    def remembered(family: Family, name: str, *others: *Others) -> Found:
+        return called(digest(name) if is_function_name(name) else "", family, name, others)
 
     return remembered
 

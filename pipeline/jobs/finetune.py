@@ -165,7 +165,8 @@ def _check_kind(experiment: Experiment, settings: Mapping[str, Any]) -> None:
     hardware = hardware_of(experiment.device)
     for technique in experiment.techniques:
         if type(technique).model_fields.keys() & settings.keys():
-            for reason in technique.refusals(experiment.settings, hardware, experiment.model):
+            reason = next(technique.refusals(experiment.settings, hardware, experiment.model), None)
+            if reason is not None:
                 raise InvalidInputError(reason)
 
 

@@ -16,13 +16,14 @@ from pipeline.simulation.process import call
 
 CONTENT = "call.pickle"
 NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
+"""Errors of pickle and cloudpickle for what they cannot send."""
 
 
 def command_of(function: Callable[..., object], arguments: tuple[Any, ...], folder: Path) -> tuple[str, ...]:
     """Return the command that calls a function with these arguments; what they are is written into `folder`.
 
-    The function is imported by its module and name, as multiprocessing does. One that cannot be, as a lambda or a
-    function of a notebook, takes its code along, and what it uses of where it was made.
+    The function is imported by its module and name, as multiprocessing does. One that cannot be, such as a lambda or a
+    function defined in a notebook, is sent with its code and with all that it uses of the notebook or script.
 
     Raises:
         InvalidInputError: neither is possible, or an argument cannot be pickled.
@@ -38,7 +39,8 @@ def command_of(function: Callable[..., object], arguments: tuple[Any, ...], fold
 
 
 def _pickled(function: Callable[..., object], arguments: tuple[Any, ...]) -> bytes:
-    if hasattr(sys.modules["__main__"], "__file__"):  # else the other process has no functions of __main__
+    """Return the call by the names of what it is made of or, where these do not suffice, with their code."""
+    if getattr(sys.modules["__main__"], "__file__", None):  # else the other process has no functions of __main__
         with suppress(*NOT_PICKLED):
             return pickle.dumps((function, arguments))
     try:

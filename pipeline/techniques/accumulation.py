@@ -60,7 +60,7 @@ class Accumulation(Technique):
     def resolved(self, settings: Any) -> Self:
         """Return a copy with all four numbers; with world_size, two of the others must give the third exactly.
 
-        Where only world_size does not divide the batch, refusals() refuse it: a space leaves such combinations out.
+        Where only world_size does not divide the batch, refusals() refuses it: a space leaves such combinations out.
         """
         steps, effective = self.accumulation_steps, self.effective_batch_size
         ranks = num_data_ranks(self.world_size, settings.tensor_parallel)
@@ -89,7 +89,7 @@ class Accumulation(Technique):
     def _default_micro_batch_size(self, ranks: int) -> int:
         """Return what the other numbers leave of the batch, or the largest up to the usual one that divides it.
 
-        Where world_size does not divide the batch it is 1, and refusals() say so.
+        Where world_size does not divide the batch it is 1, and refusals() says so.
         """
         steps, effective = self.accumulation_steps, self.effective_batch_size
         if effective is None:

@@ -137,7 +137,7 @@ class LossKernel(Technique):
         return Exported(code=code, prepare="compute_loss_without_logits(model)", notes=notes)
 
     def apply(self, step: Step) -> Step:
-        """Replace the loss by one that calls the model without its head; refusals() have named models without one."""
+        """Replace the loss by one that calls the model without its head; a model without one was refused."""
         head = step.trainable.head
         if self.loss_kernel == "full":
             return step

@@ -25,7 +25,7 @@ VALUES = f"{SIMULATION}/hook/values.py"
 AROUND_MODES = ("/torch/_dynamo/eval_frame.py", "/torch/_compile.py")
 """Files of torch's functions through which a dispatch mode is called."""
 SENT = "<dynamic-code>"
-"""The file of a function that has none, as of a notebook: so cloudpickle calls it."""
+"""The file name that cloudpickle gives to code that it sends, such as that of a notebook."""
 INSTALLED = re.compile(r"/(site|dist)-packages/")
 """Folders of packages of which Python need not know: those of another environment."""
 COMPILED = re.compile(r"/[a-z2-7]{2}/(c[a-z2-7]{7})[a-z2-7]{44}\.py$")

@@ -40,7 +40,7 @@ def cpu_buffers(operator: Any, args: tuple[Any, ...]) -> Inside:
 def _is_small_product(args: tuple[Any, ...]) -> bool:
     """Return whether oneDNN computes a product, and its copies may count beside what the training holds.
 
-    The source is use_mkldnn_bf16_matmul, and that of fp16, in aten/src/ATen/native/mkldnn/Matmul.cpp.
+    The source is use_mkldnn_bf16_matmul and use_mkldnn_fp16_matmul in aten/src/ATen/native/mkldnn/Matmul.cpp.
     """
     first, second = [arg for arg in args if isinstance(arg, Tensor)][-2:]
     if first.dtype not in IS_SUPPORTED or first.numel() * second.shape[-1] > LARGEST_PRODUCT:
