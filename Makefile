@@ -26,6 +26,9 @@ OF_FOUR_RANKS := tests/test_data_parallel.py tests/test_saving.py
 export PYTHONDONTWRITEBYTECODE :=
 
 CUDA_INSTALLED := .venv-cuda/installed$(TORCH_CUDA:%=-%)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# On all cores, where pip would use one; some packages have files that are no Python.
+COMPILE := @$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
 CARD := PYTHONPATH=. $(BIN)/python tests/cuda_without_gpu/cards.py
 
 .PHONY: search quick test test-all test-cuda test-cluster check evidence ui clean
@@ -45,7 +48,7 @@ test-all: check $(CUDA_INSTALLED)
 
 test-cluster: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py tests/test_machines.py \
-		$(if $(CI),-m "not long")
+		-m "slow$(if $(CI), and not long)"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks $(OF_FOUR_RANKS)
 
 test-cuda: $(CUDA_INSTALLED)
@@ -66,15 +69,19 @@ evidence: .venv/installed-for-tests
 ui: .venv/installed
 	$(BIN)/python -m pipeline.tracking.ui $(PORT)
 
-.venv/installed: pyproject.toml setup.py
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("fitproof needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . 'torch==$(TORCH)'
+
+.venv/installed: pyproject.toml setup.py | $(BIN)/pip
+	$(INSTALL) --editable . 'torch==$(TORCH)'
+	$(COMPILE)
 	touch $@
 
-.venv/installed-for-tests: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' 'torch==$(TORCH)'
-	touch $@
+.venv/installed-for-tests: pyproject.toml setup.py | $(BIN)/pip
+	$(INSTALL) --editable '.[dev]' 'torch==$(TORCH)'
+	$(COMPILE)
+	touch .venv/installed $@
 
 $(CUDA_INSTALLED): .venv/installed-for-tests pipeline/simulation/install.py
 	$(BIN)/python -m pipeline.simulation.install .venv-cuda $(TORCH_CUDA)

@@ -250,7 +250,7 @@ def test_a_loss_without_logits_refuses_an_adapter_of_the_head() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
 @pytest.mark.parametrize(
     "others",

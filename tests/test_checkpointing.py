@@ -52,7 +52,7 @@ def trained(experiment: Experiment, num_steps: int = 10) -> list[Tensor]:
 
 
 @pytest.mark.quick
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
     "settings",
@@ -201,6 +201,7 @@ def test_a_plan_finds_how_many_layers_to_recompute() -> None:
     assert card.recommended is not None and card.recommended.choice["checkpointing"] == "full:50%"
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("policy", ["full:0,attention_saved:1", "offloaded"])
 def test_the_exported_script_checkpoints_by_policy(policy: str, tmp_path: Path) -> None:
     settings = {"checkpointing": policy, "causal_lm__dropout": 0.1, "causal_lm__num_layers": 3}

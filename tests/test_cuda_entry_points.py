@@ -41,12 +41,14 @@ SETTINGS = {
 }
 """How an entry point is run, where other than with NANO."""
 RUNS = {
-    "h200": ("main", "search", "plan"),
-    "a100": ("main", "precision", "profiling", "finetune"),
+    "h200": ("main", "search", "plan", "profiling"),
+    "a100": ("main", "precision", "finetune"),
     "rtx4090": ("main", "checkpointing", "levers"),
     "t4": ("main", "accumulation", "combined"),
 }
 """The entry points that run on each card."""
+OF_ALL_CARDS = ("a100", "rtx4090")
+"""Cards whose entry points only `make test-all` runs."""
 THIS = "h200"
 """The card that the tests themselves run as."""
 TWO_FORMATS = {"num_trials": "2", "verify_steps": "0", "space": '{"precision": ["fp32", "bf16"]}'}
@@ -55,7 +57,11 @@ WITHOUT_BF16 = {
     "search with bf16": ("search", {**SETTINGS["search"], **TWO_FORMATS}),
 }
 """Commands with a format that the T4, which also runs them, does not support."""
-ENTRIES_OF_CARDS = [(card, entry) for card, entries in RUNS.items() for entry in entries]
+ENTRIES_OF_CARDS = [
+    pytest.param(card, entry, marks=[pytest.mark.slow] if card in OF_ALL_CARDS else [])
+    for card, entries in RUNS.items()
+    for entry in entries
+]
 MEMORY = ("memory/peak_allocated_mib", "memory/peak_reserved_mib", "memory/peak_device_mib")
 PREDICTED = (
     "memory/predicted_peak_allocated_mib",
@@ -98,7 +104,7 @@ def finished_on(tmp_path_factory: pytest.TempPathFactory) -> FinishedOn:
 
 
 def test_every_entry_point_runs_on_a_card() -> None:
-    assert set(RUNS) <= set(CARDS) and {entry for _, entry in ENTRIES_OF_CARDS} == set(entry_points())
+    assert set(RUNS) <= set(CARDS) and {entry for entries in RUNS.values() for entry in entries} == set(entry_points())
 
 
 @pytest.mark.parametrize(("card", "entry"), ENTRIES_OF_CARDS)
@@ -113,7 +119,7 @@ def test_it_ends_well_and_nothing_is_left_unfinished(card: str, entry: str, fini
     assert (job / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(("card", "entry"), [one for one in ENTRIES_OF_CARDS if one[1] != "plan"])
+@pytest.mark.parametrize(("card", "entry"), [one for one in ENTRIES_OF_CARDS if "plan" not in one.values])
 def test_each_run_has_all_kinds_of_memory_and_its_prediction(card: str, entry: str, finished_on: FinishedOn) -> None:
     project, _ = finished_on(card)
     children = project.children_of(project.parent_of(entry))
@@ -177,7 +183,7 @@ def test_a_plan_for_the_card_of_this_machine_says_what_its_runs_need(finished_on
 
 
 def test_a_profile_has_the_snapshot_and_the_timeline_of_its_memory(finished_on: FinishedOn) -> None:
-    project, _ = finished_on("a100")
+    project, _ = finished_on(THIS)
     [job] = project.folder.glob("runs/*-profiling-*")
     [traces] = job.glob("*/traces")
     assert (traces / "trace.json.gz").stat().st_size > 1000

@@ -68,7 +68,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("name", EXPANDABLE)
 def test_predicted_peaks_are_those_of_the_real_allocator(name: str) -> None:
     peaks: dict[tuple[str, str], list[int]] = {}

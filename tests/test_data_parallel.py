@@ -304,6 +304,7 @@ def evaluate_slowly(experiment: Experiment, prepared: Any, emit: Any) -> None:
     train(experiment, prepared, emit)
 
 
+@pytest.mark.slow
 def test_an_evaluation_may_take_longer_than_ranks_may_stand_still(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "STILL_SECONDS", 2.0)
     result = execute(tiny(**TWO, eval_steps=4), log, work=evaluate_slowly)

@@ -13,12 +13,12 @@ FOLDER = Path(__file__).parent / "cuda_without_gpu" / "ranks"
 WHOLE, SHARDED = ({"precision": "bf16"}, {"sharding": "fsdp", "precision": "bf16", "micro_batch_size": 1})
 CONFIGURATIONS = (
     WHOLE,
-    {"adapter": "lora", "weights": "bfloat16"},
     SHARDED,  # four passes, of which a prediction runs two
-    {"sharding": "fsdp", "sharded_accumulation": False, "reshard_after_forward": False, "checkpointing": "every_layer"},
     {"model": "qwen3-nano", "tensor_parallel": 2, "micro_batch_size": 4, "loss_kernel": "chunked"},
 )
 OTHERS = (
+    {"adapter": "lora", "weights": "bfloat16"},
+    {"sharding": "fsdp", "sharded_accumulation": False, "reshard_after_forward": False, "checkpointing": "every_layer"},
     {"checkpointing": "every_layer", "loss_kernel": "chunked", "sequences": "grouped"},
     {"sharding": "fsdp", "sharding_replicas": 2, "world_size": 4, "micro_batch_size": 1},
     {"sharding": "fsdp", "sharded_offloading": True, "precision": "bf16"},

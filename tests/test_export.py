@@ -155,6 +155,7 @@ def test_accelerate_trains_the_same_on_two_processes_and_refuses_one(tmp_path: P
         run(*words)
 
 
+@pytest.mark.slow
 def test_trl_trains_the_same_rows_on_two_processes(tmp_path: Path) -> None:
     values = {"effective_batch_size": 8, "micro_batch_size": 2, "max_grad_norm": 0.5, "learning_rate": 1e-2}
     write_files(export_files(tiny(**values, world_size=2)), tmp_path)
@@ -475,6 +476,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_deepspeed_parses_its_configuration() -> None:
     experiments = [tiny(**changes) for changes in (COMBINED, PLAIN, {"precision": "fp16", "accumulation_steps": 3})]
     lines = [json.dumps(json.loads(export_files(experiment)["deepspeed.json"])) for experiment in experiments]

@@ -100,6 +100,7 @@ def test_the_adapters_are_those_of_the_run(changes: dict[str, Any], tmp_path: Pa
     assert found == pytest.approx(losses_here(**changes), abs=1e-4)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("template", "sequences"),
     pairs([*TEMPLATES], ["packed", "packed_documents", "padded"]),
@@ -157,6 +158,7 @@ def test_a_parquet_file_and_a_dataset_of_conversations_are_read(tmp_path: Path) 
         assert losses_of_trl(tiny(**changes), folder) == pytest.approx(losses_here(**changes), abs=1e-4)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("changes", [{}, {"adapter": "lora"}, {"model": "llama-nano", "checkpointing": "every_layer"}])
 def test_packed_documents_are_kept_apart(changes: dict[str, Any], short_documents: Path, tmp_path: Path) -> None:
     text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": "packed_documents"}
@@ -166,6 +168,7 @@ def test_packed_documents_are_kept_apart(changes: dict[str, Any], short_document
     assert "padding_free=True" in text and "of up to 2 x 64 tokens: memory and time are not those measured" in text
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("sequences", ["fixed_length", "padded", "grouped"])
 def test_documents_of_any_length_are_padded_as_measured(sequences: str, short_documents: Path, tmp_path: Path) -> None:
     text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": sequences}
@@ -180,6 +183,7 @@ def test_documents_of_any_length_are_padded_as_measured(sequences: str, short_do
     assert found == pytest.approx(losses_here(**changes), abs=1e-4)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("count", [1000, 1001])
 def test_more_conversations_than_trl_packs_together_are_said_to_be_others(count: int, tmp_path: Path) -> None:
     model = folder_with(TEMPLATE, tmp_path / "model")
@@ -218,6 +222,7 @@ def test_a_model_that_transformers_does_not_build_has_no_script() -> None:
     assert "trl_sft.py" not in export_files(tiny(model="encoder_stack", corpus="random_vectors"))
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -147,7 +147,7 @@ def test_a_lever_that_takes_one_micro_batch_refuses_several(lever: Lever) -> Non
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [pytest.param("packed", marks=pytest.mark.slow), "padded"])
 @each_of_the_same_training
 def test_ten_steps_have_the_losses_of_the_plain_step(lever: Lever, scenario: str, short_documents: Path) -> None:
     needs_package(lever)
@@ -192,7 +192,7 @@ def test_the_peak_on_a_cpu_is_predicted(lever: Lever) -> None:
         assert predict(experiment, CPU).peak_allocated_bytes == exact, model
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(4)
 @pytest.mark.gpu
 @each(lever for lever in ON_CUDA if lever.predicted)
 def test_the_peak_on_a_card_is_predicted(lever: Lever, card: Any) -> None:

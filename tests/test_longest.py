@@ -68,6 +68,7 @@ def test_the_length_that_is_found_is_the_longest_that_fits(
     assert num_asked <= 2 + 2 * len(lengths).bit_length()
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("card", ["cpu", "rtx4090"])
 def test_the_ends_of_what_is_found_are_predictions_of_a_run(card: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -365,7 +365,7 @@ def test_its_peak_is_predicted_with_loss_scaling(optimizer: str) -> None:
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=error)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(2)
 @pytest.mark.gpu
 @pytest.mark.parametrize("more", [{}, {"precision": "fp16"}, {"optimizer_in_backward": True}], ids=str)
 @pytest.mark.parametrize("optimizer", [*OTHERS, "paged_adamw_8bit"])

@@ -55,7 +55,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 @pytest.mark.parametrize("peer", ["Fitproof", "Accelerate", "Lightning"])
 @pytest.mark.filterwarnings(*OF_LIBRARIES)

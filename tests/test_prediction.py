@@ -84,6 +84,7 @@ def test_a_prediction_equals_the_peak_of_the_allocator(settings: dict[str, Any])
     assert prediction.peak_allocated_bytes == pytest.approx(measured(experiment), rel=0.015)
 
 
+@pytest.mark.slow
 def test_what_products_in_bfloat16_copy_counts_in_a_small_model() -> None:
     levers = {"checkpointing": "every_layer", "loss_kernel": "chunked", "gelu": "fused", "attention": "eager"}
     shape = {"causal_lm__width": 128, "causal_lm__num_layers": 4, "sequence_length": 64, "vocabulary_size": 4096}

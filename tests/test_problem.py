@@ -66,6 +66,7 @@ def test_three_levers_on_a_cpu_have_thirty_configurations() -> None:
     assert made.notes == ("budget: 256MiB, the default on a CPU, which suits gpt2-nano",)
 
 
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("card", ["t4", "v100"])
 def test_a_card_without_bf16_searches_the_default_space(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on_device(monkeypatch, find_hardware(card))

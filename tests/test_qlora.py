@@ -85,7 +85,7 @@ def plainly_trained(experiment: Experiment, loop: Loop) -> tuple[list[float], li
     return found
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which get_peft_model reads
 @pytest.mark.parametrize(
     "more",
@@ -186,7 +186,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize(("model", "others"), pairs(MODELS, OTHERS))
 def test_its_peak_is_predicted(model: str, others: dict[str, Any]) -> None:
     """With few tokens it is reached where the weights are quantized, otherwise in the training."""
@@ -205,7 +205,7 @@ def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(1)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("others", OTHERS, ids=str)
 def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, card: Any) -> None:

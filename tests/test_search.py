@@ -142,6 +142,7 @@ def test_no_configuration_is_measured_twice_and_all_are_reached(
     assert choose(SPACE.choices, SPACE, study.trials, study.taken, directions, sampler, 0) is None
 
 
+@pytest.mark.slow
 def test_tpe_turns_away_from_what_does_not_fit() -> None:
     """After twelve trials, configurations that fit are chosen more often than their share of what is left."""
     fitting = [c for c in SPACE.choices if made_up(c)[0] <= BUDGET]

@@ -139,6 +139,7 @@ def test_a_value_that_fails_in_the_first_run_does_not_end_the_search(
     assert second.choice == {"micro_batch_size": 4, "dtype": "fp32"}
 
 
+@pytest.mark.slow
 def test_a_training_whose_loss_is_no_number_is_no_answer(folder: Path) -> None:
     script = (folder / "train.py").read_text()
     (folder / "train.py").write_text(script.replace("(loss / weight).backward()", BROKEN))
@@ -447,6 +448,7 @@ def test_a_card_decides_what_fits_and_this_machine_what_is_fast(
     assert row.metrics["peak_cpu_allocated_mib"] > 0 and "memory is that of a simulated Tesla T4" in printed
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_a_script_that_asks_on_a_card_ends_with_the_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "asks.py").write_text("import torch\nopen('/dev/tty').read()\n")  # as getpass does
@@ -602,6 +604,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks_are_those_of_the_process_group_where_no_launcher_says_them(folder: Path) -> None:
     """They compile their update, which is followed all the same."""
     (folder / "spawned.py").write_text(SPAWNED)

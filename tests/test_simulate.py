@@ -1,6 +1,7 @@
 """`simulate`: commands on simulated cards, and what is said of their memory."""
 
 import json
+import os
 import pickle
 import re
 import shlex
@@ -9,7 +10,9 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -174,6 +177,7 @@ def test_an_optimizer_that_steps_later_than_another_is_waited_for(train_py: Path
     assert LATE_OPTIMIZER in never.notes and "one of its optimizers took too few steps" in never.answer
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_what_the_time_limit_cut_short_is_not_known_of_a_card_with_room_either(train_py: Path) -> None:
     script = SCRIPT.replace("optimizer.zero_grad()", "optimizer.zero_grad()\n    time.sleep(600)")
@@ -608,11 +612,7 @@ def test_with_values_torch_compiles_and_its_operators_of_higher_order_run(
     assert (found.verdict, found.exit_code) == ("fits", 0)
 
 
-@needs_cuda_build
-def test_code_that_torch_compiles_is_called_so_with_the_line_that_calls_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = """
+COMPILED = """
 import torch
 weight = torch.nn.Parameter(torch.ones(512, 512, device="cuda"))
 optimizer = torch.optim.SGD([weight])
@@ -621,19 +621,31 @@ for _ in range(5):
     compiled(torch.ones(8192, 512, device="cuda")).backward()
     optimizer.step()
 """
-    (tmp_path / "train.py").write_text(script)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", smallest=False, step_time=True)
+
+
+@needs_cuda_build
+def test_code_that_torch_compiles_is_called_so_with_the_line_that_calls_it(train_py: Path) -> None:
+    found = simulated_compiled(train_py, COMPILED)
     assert re.search(r"backward at torch\.compile's c\w{7}:\d+, called by train\.py:5", found.answer)
     assert found.passes_work is not None
     assert found.passes_work.matrix_flops == {"float32": 2 * 2 * 8192 * 512 * 512}
     assert found.passes_work.moved_bytes < 5 * 4 * 8192 * 512, "fused kernels read and write less"
-    (tmp_path / "train.py").write_text(script.replace("optimizer.step()", "torch.compile(optimizer.step)()"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled again"))
-    updated = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", smallest=False, step_time=True)
+
+
+@pytest.mark.slow
+@needs_cuda_build
+def test_the_work_of_a_compiled_update_is_not_known(train_py: Path) -> None:
+    found = simulated_compiled(train_py, COMPILED)
+    updated = simulated_compiled(train_py, COMPILED.replace("optimizer.step()", "torch.compile(optimizer.step)()"))
     assert updated.processes[0].peak_allocated_bytes == found.processes[0].peak_allocated_bytes
     assert updated.passes_work is None, "its operators are not seen after a compiled update"
+
+
+def simulated_compiled(train_py: Path, script: str) -> Any:
+    """Return what is found of a script whose code is compiled anew."""
+    train_py.write_text(script)
+    with TemporaryDirectory() as folder, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
+        return simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", smallest=False, step_time=True)
 
 
 @needs_cuda_build
@@ -660,6 +672,7 @@ for length in torch.ones(2, dtype=torch.long, device="cuda").mul(4096).tolist():
     assert known.largest.peak_allocated_bytes > zeros.largest.peak_allocated_bytes + 4096 * 512 * 4
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_a_second_run_with_values_that_fails_shows_its_own_error(project: Project) -> None:
     script = """
@@ -674,6 +687,7 @@ if torch.ones(3).cuda().mul(2).nonzero().numel() == 3:
     assert "only seen with values" in done.stderr
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_lines_and_operators_at_the_peak_are_the_same_with_values(project: Project) -> None:
     peaks = []
@@ -731,6 +745,7 @@ for _ in range(3):
     assert found.largest.peak_allocated_bytes + beside <= found.smallest_bytes <= found.largest.device_bytes
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_two_simulations_are_compared_by_source_line(project: Project) -> None:
     for rows in ("1024", "4096"):

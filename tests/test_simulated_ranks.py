@@ -117,6 +117,7 @@ def test_one_rank_of_many_is_one_of_as_many_real_processes(kind: str, num_ranks:
     assert {one.rank: (one.peak_allocated_bytes, one.peak_reserved_bytes) for one in alone.ranks} == peaks
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_a_rank_is_told_that_the_one_it_waits_for_has_ended(capfd: pytest.CaptureFixture[str], train_py: Path) -> None:
     train_py.write_text(OF_STAGES)

@@ -52,7 +52,7 @@ def only(result: SimulatedRun) -> Process:
     ("card", "dtype", "kernels"),
     [
         ("t4", "float16", ("memory-efficient",)),
-        ("rtx4090", "bfloat16", ("flash",)),
+        pytest.param("rtx4090", "bfloat16", ("flash",), marks=pytest.mark.slow),
         ("h100", "bfloat16", ("cuDNN",)),
         ("h100", "float64", ()),
     ],

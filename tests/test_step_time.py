@@ -134,6 +134,7 @@ def test_the_committed_errors_are_those_of_the_committed_work() -> None:
             assert float(str(other[f"{name}_seconds"])) == pytest.approx(float(row[f"{name}_seconds"]), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_times_of_a_group_have_no_part_in_its_own_costs() -> None:
     cases = [case_of(row) for row in rows() if row["subject"] == T4]
     own = [number for number, one in enumerate(cases) if one.group == cases[0].group]

@@ -216,6 +216,7 @@ for number, _ in predict_all([tiny(micro_batch_size=size) for size in range(9, 4
     assert process.returncode == -signal.SIGINT and not alive
 
 
+@pytest.mark.slow
 def test_an_end_does_not_wait_for_a_task_that_is_still_being_sent(tmp_path: Path) -> None:
     """Python before 3.11.5 would: https://github.com/python/cpython/issues/94777."""
     (tmp_path / "napping.py").write_text("import time\n\ndef nap(data):\n    time.sleep(3600)\n")
