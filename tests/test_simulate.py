@@ -131,6 +131,15 @@ def test_a_script_that_does_not_fit_ends_with_the_line_that_asked_for_too_much(p
 
 
 @needs_cuda_build
+def test_options_that_a_script_gives_the_allocator_itself_are_those_of_the_smallest_memory(train_py: Path) -> None:
+    own = 'import os\nos.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"\n'
+    train_py.write_text(own + SCRIPT)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py", "4096"], gpu="t4")
+    assert found.smallest_bytes == found.smallest_expandable_bytes <= found.largest.device_bytes
+    assert "expandable_segments:True" in found.answer and "are enough" not in found.answer
+
+
+@needs_cuda_build
 def test_the_example_of_the_readme_fits_as_it_says() -> None:
     [example] = re.findall(r"\$ fitproof simulate --gpu (\w+) -- python (.*)\n((?:.+\n)+?)```", README)
     gpu, words, answer = example
