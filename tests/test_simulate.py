@@ -28,6 +28,7 @@ from pipeline.prediction.commands.snapshot import history_of
 from pipeline.report.findings import read_findings
 from pipeline.report.simulation import answer
 from pipeline.simulation.cards import CARDS
+from pipeline.simulation.environment import environment
 from pipeline.simulation.record import Record, read_records
 
 README = (ROOT / "README.md").read_text()
@@ -295,6 +296,14 @@ def test_what_would_fail_on_a_real_machine_fails_here_and_says_why(
     found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4", smallest=False)
     assert (found.verdict, found.largest, list(found.notes)) == ("no verdict", None, notes)
     assert found.exit_code != 0 and said in capfd.readouterr().err
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("name", ["-lcuda", "-l:libcuda.so.1"], ids=["Triton of torch 2.8", "later"])
+def test_triton_can_link_its_launchers_to_the_drivers_library(name: str, tmp_path: Path) -> None:
+    folder = environment(CARDS["t4"], python=CUDA_PYTHON)["TRITON_LIBCUDA_PATH"]
+    source = ("-x", "c", "/dev/null", "-x", "none")
+    subprocess.run(["cc", "-shared", *source, name, f"-L{folder}", "-o", tmp_path / "own.so"], check=True)
 
 
 @needs_cuda_build

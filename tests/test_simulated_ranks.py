@@ -157,7 +157,7 @@ def test_what_is_known_of_layouts_with_groups_of_ranks_is_said(train_py: Path) -
 
 @needs_cuda_build
 @pytest.mark.matrix(1)
-@pytest.mark.parametrize("launcher", [[], START[1:]], ids=["python", "torchrun"])
+@pytest.mark.parametrize("launcher", [[*START[1:], "--nproc-per-node=8"], []], ids=["torchrun", "python"])
 def test_one_rank_of_many_runs_alone_and_holds_its_part_of_a_sharded_model(launcher: list[str], train_py: Path) -> None:
     train_py.write_text(OF_RANKS)
     peaks = {}

@@ -39,7 +39,7 @@ NVIDIAS = (
 def preloaded(folder: Path) -> tuple[Path, ...]:
     """Return the libraries of a folder, which are loaded before a process begins, the one that is not empty first."""
     own = folder / FILE_NAME
-    return (own, *sorted(file for file in folder.iterdir() if file != own))
+    return (own, *sorted(file for file in folder.iterdir() if file != own and not file.is_symlink()))
 
 
 def library_for(torch: TorchBuild) -> Path:
@@ -101,6 +101,7 @@ def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
         objects = list(pool.map(lambda source: _object(compiled, source, work), sources))
         _run(compiler, "-shared", f"-Wl,-soname,{FILE_NAME}", *objects, "-ldl", "-lpthread", "-o", made / FILE_NAME)
         list(pool.map(lambda name: _empty(compiler, name, every, work), names))
+    (made / "libcuda.so").symlink_to("libcuda.so.1")  # by this name the Triton of torch 2.8 links to it
 
 
 def _linked(torch: TorchBuild, others: Iterable[Path]) -> list[SharedLibrary]:

@@ -190,7 +190,7 @@ def _start(wanted: Simulate, folder: Path, log: Path | None, end: float | None) 
     assert wanted.objects is not None
     own = {
         objects.FOLDER: str(wanted.objects.absolute()),
-        **({} if wanted.world_size == 1 else {ranks.RANK: f"{wanted.rank}/{wanted.world_size}"}),
+        **({} if wanted.world_size == 1 else {ranks.RANK: f"{wanted.rank}/{wanted.world_size}", "LOCAL_RANK": "0"}),
         **({"SIMULATED_CARD_WORKSPACES": "largest"} if wanted.has_largest_workspaces else {}),
         **({} if wanted.num_steps is None else {watch.STEPS: str(wanted.num_steps)}),
         **({} if end is None else {watch.TIME_LIMIT: str(end)}),

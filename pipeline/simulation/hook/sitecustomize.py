@@ -52,6 +52,8 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 if "SIMULATED_CARD_RANK" in os.environ:
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        os._exit(0)  # a launcher starts a process for each card of a machine: the first is the one rank that runs
     runpy.run_path(os.path.join(os.path.dirname(__file__), "ranks.py"))["set_rank"]()  # noqa: PTH118, PTH120
 if "SIMULATED_CARD_HOOKS" in os.environ:
     sys.meta_path.insert(0, _AfterTorch())
