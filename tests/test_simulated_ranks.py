@@ -128,6 +128,30 @@ def test_a_rank_is_told_that_the_one_it_waits_for_has_ended(capfd: pytest.Captur
     assert "rank 1 sent no object: it ended with exit code 7" in capfd.readouterr().err
 
 
+OF_SUMS = """
+import torch
+from torch import distributed
+
+distributed.init_process_group("nccl")
+weight = torch.nn.Parameter(torch.ones(64, 64, device="cuda"))
+optimizer = torch.optim.SGD([weight])
+for step in range(5):
+    num_tokens = (torch.arange(5, device="cuda") > 0).sum()
+    distributed.all_reduce(num_tokens)
+    ((weight @ weight).sum() * (100 / num_tokens.item())).backward()
+    optimizer.step()
+"""
+
+
+@needs_cuda_build
+def test_the_guess_at_a_sum_over_ranks_is_the_part_of_this_one_and_not_zero(train_py: Path) -> None:
+    train_py.write_text(OF_SUMS)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", world_size=8, smallest=False)
+    assert (found.verdict, found.with_values) == ("fits", True)
+    assert found.largest is not None and found.largest.num_steps == 3
+    assert any("train.py:11" in note for note in found.notes), "it is read, and not known"
+
+
 OF_PARTS = """
 import torch
 from torch import distributed, nn

@@ -322,7 +322,7 @@ class Values(TorchDispatchMode):
                 shadow.is_known = is_known
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """All ranks do the same: what a rank receives of another is what it sent; a sum is not known."""
+        """All ranks do the same: what a rank receives of another is what it sent; a sum is guessed as its own part."""
         done = func(*args, **kwargs)
         tensors = [it for it in tree_leaves(args) if _is_on_card(it)]
         name = str(func)
@@ -333,6 +333,10 @@ class Values(TorchDispatchMode):
                 for out in outs:
                     received = sent.repeat(out.numel() // max(1, sent.numel())).view(out.shape)
                     self._set(out, received, shadow.is_known)
+        elif "allreduce" in name:
+            for it in tensors:
+                if (summed := self._shadow(it)) is not None:
+                    summed.is_known = False
         elif "broadcast" not in name and "barrier" not in name and "send" not in name:
             for it in tensors:
                 self._forget(it)
