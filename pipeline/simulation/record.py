@@ -78,7 +78,7 @@ class Record:
     """Sizes of the workspaces of cuBLAS and cuBLASLt."""
     versions: Mapping[str, str | None]
     allocator: str
-    """The allocator's settings of the environment."""
+    """The options of torch's allocator, of the environment or the script's own."""
     own_code: tuple[str, ...]
     """Folders of code that is not the user's."""
     snapshot: Path

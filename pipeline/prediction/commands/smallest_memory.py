@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.base.units import MIB
-from pipeline.memory.allocator_options import EXPANDABLE
+from pipeline.memory.allocator_options import EXPANDABLE, VARIABLES, options_in
 from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.process import replay
 from pipeline.simulation.record import Record
@@ -107,18 +107,20 @@ def replayed(wanted: Simulate, run: SimulatedRun, allocators: Sequence[Mapping[s
     """Return the memory that the most demanding process needs, as torch's allocator serves its requests under caps.
 
     There is an answer for each of the `allocators`, which are variables of the environment: None where the requests
-    cannot be given again. The card has little more memory than was used, since expandable segments take addresses for
-    all of it, and a process has addresses for 32 TiB.
+    cannot be given again. Options that the command gives its allocator itself count instead. The card has little more
+    memory than was used, since expandable segments take addresses for all of it, of which a process has 32 TiB.
     """
     needed = []
     for record in run.records:
         python = python_of(record.command)
         memory_mib = int(ROOM * device_bytes(run, record) / MIB)
         card = environment(replace(wanted.card, memory_mib=memory_mib), python=python)
-        words = [str(python), replay.__file__, str(record.snapshot), str(card_of(record)), json.dumps(list(allocators))]
-        done = subprocess.run(
-            words, env={**os.environ, **wanted.variables, **card}, capture_output=True, text=True, check=False
-        )
-        caps: list[int | None] = json.loads(done.stdout or "null") or [None for _ in allocators]
+        variables, tried = {**os.environ, **wanted.variables, **card}, list(allocators)
+        if (record.allocator or "default") != options_in(variables):
+            tried = [dict.fromkeys(VARIABLES, record.allocator)]
+        words = [str(python), replay.__file__, str(record.snapshot), str(card_of(record)), json.dumps(tried)]
+        done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+        caps: list[int | None] = json.loads(done.stdout or "null") or [None for _ in tried]
+        caps *= len(allocators) // len(tried)
         needed.append([None if cap is None else cap + _beside(run, record) for cap in caps])
     return tuple(None if None in of_one else max(of_one) for of_one in zip(*needed, strict=True))

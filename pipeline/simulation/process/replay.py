@@ -3,10 +3,9 @@
     python replay.py SNAPSHOT DEVICE VARIABLES     on a simulated card
 
 VARIABLES is a list in JSON: for each of its objects the allocator serves the requests with these variables of the
-environment, so that expandable segments can be compared. Options that the recorded process gave its allocator itself
-count instead, as they did there. The list of smallest caps in bytes is printed as JSON. The allocator is torch's own.
-null stands where the requests cannot be given again, as those of a process that CUDA graphs have given memory pools of
-their own.
+environment, so that expandable segments can be compared. The list of smallest caps in bytes is printed as JSON. The
+allocator is torch's own. null stands where the requests cannot be given again, as those of a process that CUDA graphs
+have given memory pools of their own.
 """
 
 from __future__ import annotations
@@ -22,31 +21,19 @@ from typing import Any
 
 GRANULE = 1 << 21
 """The allocator reserves in multiples of this size, and caps are found to it."""
-NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The variables with the allocator's options, of which torch takes the first."""
 
 
 def main(snapshot: Path, device: int, variables: list[dict[str, str]]) -> None:
     """Print the smallest caps under which the allocator serves the requests of a snapshot's process on a card."""
-    content = pickle.loads(snapshot.read_bytes())  # noqa: S301  # the parent's own file
-    trace, own = content["device_traces"][device], options_of_process(content)
+    trace = pickle.loads(snapshot.read_bytes())["device_traces"][device]  # noqa: S301  # the parent's own file
     if any(tuple(event.get("pool_id", (0, 0))) != (0, 0) for event in trace):
         print(json.dumps([None for _ in variables]))  # noqa: T201
         return
     import torch  # noqa: F401  # once for all the processes that are forked
 
-    compared = [own] if own else variables
-    forks = [ProcessPoolExecutor(1, multiprocessing.get_context("fork")) for _ in compared]
-    caps = [fork.submit(smallest_cap, trace, each) for fork, each in zip(forks, compared, strict=True)]
-    found = [None if cap.exception() else cap.result() for cap in caps]
-    print(json.dumps(found * len(variables) if own else found))  # noqa: T201
-
-
-def options_of_process(snapshot: dict[str, Any]) -> dict[str, str]:
-    """Return the variables with the options that a process set itself; none if they are those of its environment."""
-    given = next((os.environ[name] for name in NAMES if name in os.environ), "")
-    set_there = snapshot.get("allocator_settings", {}).get(NAMES[1], given)
-    return {} if set_there == given else dict.fromkeys(NAMES, set_there)
+    forks = [ProcessPoolExecutor(1, multiprocessing.get_context("fork")) for _ in variables]
+    caps = [fork.submit(smallest_cap, trace, own) for fork, own in zip(forks, variables, strict=True)]
+    print(json.dumps([None if cap.exception() else cap.result() for cap in caps]))  # noqa: T201
 
 
 def smallest_cap(trace: list[dict[str, Any]], variables: dict[str, str]) -> int:

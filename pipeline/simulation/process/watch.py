@@ -126,8 +126,9 @@ class Watch:
                 self._leave()
             snapshot = torch.cuda.memory._snapshot()
             is_whole = all(len(trace) < NUM_EVENTS for trace in snapshot["device_traces"])
+            content = {**self._content(), "is_whole": is_whole, "allocator": _allocator_options(snapshot)}
             _write(self._folder / f"{os.getpid()}.pickle", pickle.dumps(snapshot))
-            _write(self._folder / f"{os.getpid()}.json", json.dumps({**self._content(), "is_whole": is_whole}).encode())
+            _write(self._folder / f"{os.getpid()}.json", json.dumps(content).encode())
 
     def _content(self) -> dict[str, Any]:
         torch = self._torch
@@ -148,7 +149,6 @@ class Watch:
             "devices": [self._peaks[number] for number in sorted(self._peaks)],
             "workspace_bytes": _workspace_bytes(torch),
             "versions": {"python": sys.version.split()[0], "torch": torch.__version__, "CUDA": torch.version.cuda},
-            "allocator": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
             "own_code": _own_code(),
             "num_communicators": getattr(torch, "_simulated_card_communicators", 0),
         }
@@ -339,6 +339,12 @@ def _addresses(torch: Any, tensor: Any) -> Iterator[int]:
     elif tensor.is_cuda:
         with contextlib.suppress(RuntimeError):  # a tensor without a storage
             yield tensor.untyped_storage().data_ptr()
+
+
+def _allocator_options(snapshot: dict[str, Any]) -> str:
+    """Return the options that torch's allocator has; those of the environment where a snapshot does not name them."""
+    given = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return str(snapshot.get("allocator_settings", {}).get("PYTORCH_CUDA_ALLOC_CONF", given))
 
 
 def _workspace_bytes(torch: Any) -> list[int]:
