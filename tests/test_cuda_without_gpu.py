@@ -22,14 +22,16 @@ def printed(on_card: OnCard, card: str, code: str, **options: Any) -> Any:
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx4090", "t4"])
 def test_a_process_is_on_the_card(name: str, on_card: OnCard) -> None:
     code = """
-import pynvml
+import pynvml, subprocess
 pynvml.nvmlInit()
 it = torch.cuda.get_device_properties(0)
 in_nvml = pynvml.nvmlDeviceGetHandleByIndex(0)
+asked = ["nvidia-smi", "--query-gpu=name,memory.total,temperature.gpu", "--format=csv,noheader,nounits"]
 print(json.dumps({
     "torch": [it.name, [it.major, it.minor], it.multi_processor_count, it.total_memory],
     "nvml": [pynvml.nvmlDeviceGetName(in_nvml), pynvml.nvmlDeviceGetMemoryInfo(in_nvml).total],
     "count": [torch.cuda.device_count(), pynvml.nvmlDeviceGetCount()],
+    "nvidia-smi": subprocess.check_output(asked, text=True).splitlines(),
 }))
 """
     from pipeline.simulation.cards import CARDS
@@ -39,6 +41,20 @@ print(json.dumps({
     memory_bytes = card.memory_mib * MIB
     assert seen["torch"] == [card.name, list(card.capability), card.num_multiprocessors, memory_bytes]
     assert seen["nvml"] == [card.name, memory_bytes] and seen["count"] == [1, 1]
+    assert seen["nvidia-smi"] == [f"{card.name}, {card.memory_mib}, [N/A]"]
+
+
+def test_nvidia_smi_lists_all_cards_or_those_that_are_named(on_card: OnCard) -> None:
+    code = """
+import subprocess
+asked = [["-L"], ["-i", "1"], ["--id=2"], ["--query-gpu=index,memory.free", "--format=csv"], ["--query-compute-apps=pid"]]
+print(json.dumps([subprocess.run(["nvidia-smi", *words], capture_output=True, text=True).stdout for words in asked]))
+"""
+    listed, table, missing, queried, processes = printed(on_card, "t4", code, num_devices=2)
+    assert [line.split(" (")[0] for line in listed.splitlines()] == ["GPU 0: Tesla T4", "GPU 1: Tesla T4"]
+    assert [line.split()[1] for line in table.splitlines() if line.startswith("|")] == ["1"]
+    assert missing == "No devices were found\n" and processes == ""
+    assert [line.split(",")[0] for line in queried.splitlines()] == ["index", "0", "1"]
 
 
 def test_without_a_cards_name_there_is_none(on_card: OnCard) -> None:

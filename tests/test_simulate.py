@@ -615,11 +615,26 @@ for _ in range(2):
     net(torch.ones(8, 64, device="cuda")).sum().backward()
     optimizer.step()
 """
+COMPILED_IN_PARTS = """
+import torch
+from torch import distributed, nn
+distributed.init_process_group("nccl")
+net = nn.Sequential(*(nn.Linear(640, 640) for _ in range(2))).cuda()  # of more than DistributedDataParallel's first bucket
+optimizer = torch.optim.SGD(net.parameters())
+net = nn.parallel.DistributedDataParallel(torch.compile(net))
+for _ in range(2):
+    net(torch.ones(8, 640, device="cuda")).sum().backward()
+    optimizer.step()
+"""
 
 
 @needs_cuda_build
-@pytest.mark.matrix(1)
-@pytest.mark.parametrize(("script", "size"), [(RANDOM_SHARDS, 4), (COMPILED, 1)], ids=["random shards", "compiled"])
+@pytest.mark.matrix(2)
+@pytest.mark.parametrize(
+    ("script", "size"),
+    [(COMPILED_IN_PARTS, 2), (RANDOM_SHARDS, 4), (COMPILED, 1)],
+    ids=["compiled in parts", "random shards", "compiled"],
+)
 def test_with_values_torch_compiles_and_its_operators_of_higher_order_run(
     script: str, size: int, train_py: Path
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
 from pipeline.simulation.cards import Card
-from pipeline.simulation.library import FILE_NAME, MAX_CARDS, library_for, preloaded
+from pipeline.simulation.library import FILE_NAME, MAX_CARDS, library_for, preloaded, programs
 from pipeline.simulation.torch_build import find_torch
 
 HOOK = Path(__file__).parent / "hook"
@@ -51,6 +51,7 @@ def environment(
     variables = {
         **card_variables(card, num_cards, budget_bytes),
         "LD_PRELOAD": _with(preloaded(library), base.get("LD_PRELOAD", ""), " :"),
+        "PATH": _with([programs(library)], base.get("PATH", os.defpath), ":"),
         "PYTHONPATH": _with([HOOK], base.get("PYTHONPATH", ""), ":"),
         "TRITON_LIBCUDA_PATH": str(library),  # Triton links its launchers to the driver's library there
     }

@@ -21,8 +21,9 @@ from pipeline.simulation.functions import PREFIX, answering_nothing, declared, k
 from pipeline.simulation.torch_build import TorchBuild
 
 SOURCES = Path(__file__).parent / "library"
+PROGRAMS = Path(__file__).parent / "programs"
 MADE_BY = [Path(__file__).with_name(f"{module}.py") for module in ("library", "functions", "elf", "torch_build")]
-"""The C sources, and the modules that make others of torch's libraries."""
+"""The C sources of the library and of programs beside it, and the modules that make others of torch's libraries."""
 MAX_CARDS = 16
 """Cards that a simulated machine may have."""
 FILE_NAME = "libsimulated_card.so"
@@ -39,7 +40,12 @@ NVIDIAS = (
 def preloaded(folder: Path) -> tuple[Path, ...]:
     """Return the libraries of a folder, which are loaded before a process begins, the one that is not empty first."""
     own = folder / FILE_NAME
-    return (own, *sorted(file for file in folder.iterdir() if file != own and not file.is_symlink()))
+    return (own, *sorted(file for file in folder.glob("*.so*") if file != own and not file.is_symlink()))
+
+
+def programs(folder: Path) -> Path:
+    """Return the folder of the programs of NVIDIA's driver that are replaced: nvidia-smi."""
+    return folder / "bin"
 
 
 def library_for(torch: TorchBuild) -> Path:
@@ -69,7 +75,7 @@ def library_for(torch: TorchBuild) -> Path:
 def _key(torch: TorchBuild, others: Sequence[Path]) -> str:
     """Return a digest of all that the library is made of."""
     found = hashlib.sha256(f"{torch.folder} {torch.version} {torch.cuda}".encode())
-    for file in (*sorted(SOURCES.iterdir()), *MADE_BY):
+    for file in (*sorted(SOURCES.iterdir()), *sorted(PROGRAMS.iterdir()), *MADE_BY):
         found.update(file.read_bytes())
     for file in others:
         found.update(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}".encode())
@@ -101,6 +107,9 @@ def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
         objects = list(pool.map(lambda source: _object(compiled, source, work), sources))
         _run(compiler, "-shared", f"-Wl,-soname,{FILE_NAME}", *objects, "-ldl", "-lpthread", "-o", made / FILE_NAME)
         list(pool.map(lambda name: _empty(compiler, name, every, work), names))
+    programs(made).mkdir()
+    for source in PROGRAMS.iterdir():
+        _run(*compiled, source, made / FILE_NAME, "-o", programs(made) / source.stem)
     (made / "libcuda.so").symlink_to("libcuda.so.1")  # by this name the Triton of torch 2.8 links to it
 
 

@@ -54,6 +54,8 @@ PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 """Matrix products, whose last argument has the type of their result."""
 HALF = (torch.bfloat16, torch.float16)
 """Types in which a host without instructions for them computes products far more slowly than in float32."""
+COMPILING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.FUNCTIONAL)
+"""The modes under which torch.compile runs a program that it compiles."""
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that are no more than tensors."""
 
@@ -113,6 +115,14 @@ def _is_small(it: torch.Tensor) -> bool:
     return it.layout is torch.strided and _storage_bytes(it) <= LARGEST
 
 
+def _is_compiling() -> bool:
+    """Whether torch.compile is under way below this mode, whose tensors have no values.
+
+    It sets other modes aside while it compiles, but not where DistributedDataParallel has it compile in parts.
+    """
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in COMPILING)
+
+
 @cache
 def _needs_no_values(func: Any) -> bool:
     """Whether an operator of tensors without shadows needs none, and knows nothing of what it gives."""
@@ -170,7 +180,7 @@ class Values(TorchDispatchMode):
                 return self._without_shadow(func, outs)
         leaves = tree_leaves((args, kwargs))
         tensors = [it for it in leaves if isinstance(it, torch.Tensor)]
-        if any(isinstance(it, FakeTensor) for it in tensors):
+        if _is_compiling() or any(isinstance(it, FakeTensor) for it in tensors):
             return func(*args, **kwargs)
         if any(type(it).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for it in tensors):
             return NotImplemented  # a subclass says what it is made of

@@ -64,6 +64,10 @@ int card_assumed(const char *name, size_t bytes);
 int card_attention(const char *kernel);
 int card_refused(const char *what);
 
+/* What the driver says of itself, and of a card, with its number plus one. */
+#define CARD_DRIVER "simulated"
+#define CARD_UUID "GPU-00000000-0000-0000-0000-%012x"
+
 /* A handle of cuBLAS, cuDNN, cuSOLVER or cuSPARSE; torch gives some of them away for larger objects. */
 #define CARD_HANDLE_BYTES 512
 

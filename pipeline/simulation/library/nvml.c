@@ -20,7 +20,7 @@ int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int status) { return status ? "an error of the simulated card" : "Success"; }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned int length) {
-    snprintf(text, length, "simulated");
+    snprintf(text, length, CARD_DRIVER);
     return 0;
 }
 
@@ -42,7 +42,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **handle) {
 }
 
 int nvmlDeviceGetUUID(void *handle, char *text, unsigned int length) {
-    snprintf(text, length, "GPU-00000000-0000-0000-0000-%012x", number_of(handle) + 1);
+    snprintf(text, length, CARD_UUID, number_of(handle) + 1);
     return 0;
 }
 

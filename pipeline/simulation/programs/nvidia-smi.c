@@ -1,0 +1,92 @@
+/* nvidia-smi, as scripts ask it: its table, `-L`, and `--query-gpu` with `--format=csv[,noheader][,nounits]` and `-i`.
+ *
+ * What a simulated card does not know is [N/A]; of its processes it knows none. The memory used is what other processes
+ * hold, without the training.
+ */
+#include "card.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char is_selected[MAX_CARDS];
+
+static void select_cards(const char *indices) {
+    memset(is_selected, 0, sizeof is_selected);
+    for (char *end; *indices; indices = *end == ',' ? end + 1 : "") {
+        long number = strtol(indices, &end, 10);
+        if (end == indices || number < 0 || number >= card_count) {
+            printf("No devices were found\n");
+            exit(6);
+        }
+        is_selected[number] = 1;
+    }
+}
+
+static void print_property(const char *name, int number, int has_units) {
+    const char *unit = has_units ? " MiB" : "";
+    size_t used_mib = card_used(number) / MIB, total_mib = card_model.memory_bytes / MIB;
+    if (!strcmp(name, "name") || !strcmp(name, "gpu_name")) printf("%s", card_model.name);
+    else if (!strcmp(name, "index")) printf("%d", number);
+    else if (!strcmp(name, "count")) printf("%d", card_count);
+    else if (!strcmp(name, "uuid") || !strcmp(name, "gpu_uuid")) printf(CARD_UUID, number + 1);
+    else if (!strcmp(name, "compute_cap")) printf("%d.%d", card_model.major, card_model.minor);
+    else if (!strcmp(name, "driver_version")) printf(CARD_DRIVER);
+    else if (!strcmp(name, "memory.total")) printf("%zu%s", total_mib, unit);
+    else if (!strcmp(name, "memory.used")) printf("%zu%s", used_mib, unit);
+    else if (!strcmp(name, "memory.free")) printf("%zu%s", total_mib - used_mib, unit);
+    else if (!strcmp(name, "utilization.gpu") || !strcmp(name, "utilization.memory")) printf("0%s", has_units ? " %" : "");
+    else printf("[N/A]");
+}
+
+/* Print one line: the properties' names if `number` is negative, else those of a card. */
+static void print_line(const char *properties, int number, int has_units) {
+    char copy[4096], *rest, *before = "";
+    snprintf(copy, sizeof copy, "%s", properties);
+    for (char *name = strtok_r(copy, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest), before = ", ") {
+        printf("%s", before);
+        if (number >= 0) print_property(name, number, has_units);
+        else printf("%s%s", name, has_units && !strncmp(name, "memory.", 7) ? " [MiB]" : "");
+    }
+    printf("\n");
+}
+
+static void print_table(void) {
+    printf("NVIDIA-SMI, simulated    Driver Version: " CARD_DRIVER "    CUDA Version: %d.%d\n",
+           SIMULATED_CUDA_VERSION / 1000, SIMULATED_CUDA_VERSION % 1000 / 10);
+    for (int number = 0; number < card_count; number++) {
+        if (!is_selected[number]) continue;
+        printf("|  %2d  %-32s | ", number, card_model.name);
+        printf("%8zuMiB / %8zuMiB |\n", card_used(number) / MIB, card_model.memory_bytes / MIB);
+    }
+}
+
+/* The value of an option that may be one word, as `--id=0`, or two. */
+static const char *value_of(const char *option, char **words) {
+    size_t length = strlen(option);
+    if (strncmp(words[0], option, length)) return NULL;
+    if (words[0][length] == '=') return words[0] + length + 1;
+    return words[0][length] ? NULL : words[1];
+}
+
+int main(int num_words, char **words) {
+    const char *properties = NULL, *format = "", *value;
+    int is_list = 0, asks_else = 0;
+    memset(is_selected, 1, card_count);
+    for (char **word = words + 1; word < words + num_words; word++) {
+        if ((value = value_of("--query-gpu", word))) properties = value;
+        else if ((value = value_of("--format", word))) format = value;
+        else if ((value = value_of("-i", word)) || (value = value_of("--id", word))) select_cards(value);
+        else if (!strcmp(*word, "-L") || !strcmp(*word, "--list-gpus")) is_list = 1;
+        else if (!strncmp(*word, "--query-", 8)) asks_else = 1;
+    }
+    if (asks_else) return 0;
+    if (properties && !strstr(format, "noheader")) print_line(properties, -1, !strstr(format, "nounits"));
+    if (!properties && !is_list) print_table();
+    for (int number = 0; number < card_count; number++) {
+        if (!is_selected[number]) continue;
+        if (properties) print_line(properties, number, !strstr(format, "nounits"));
+        else if (is_list) printf("GPU %d: %s (UUID: " CARD_UUID ")\n", number, card_model.name, number + 1);
+    }
+    return 0;
+}
