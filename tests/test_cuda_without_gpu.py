@@ -47,7 +47,8 @@ print(json.dumps({
 def test_nvidia_smi_lists_all_cards_or_those_that_are_named(on_card: OnCard) -> None:
     code = """
 import subprocess
-asked = [["-L"], ["-i", "1"], ["--id=2"], ["--query-gpu=index,memory.free", "--format=csv"], ["--query-compute-apps=pid"]]
+asked = ["-L", "-i 1", "--id=2", "--query-gpu=index,memory.free --format=csv", "--query-compute-apps=pid --format=csv"]
+asked = [words.split() for words in asked]
 print(json.dumps([subprocess.run(["nvidia-smi", *words], capture_output=True, text=True).stdout for words in asked]))
 """
     listed, table, missing, queried, processes = printed(on_card, "t4", code, num_devices=2)

@@ -619,7 +619,7 @@ COMPILED_IN_PARTS = """
 import torch
 from torch import distributed, nn
 distributed.init_process_group("nccl")
-net = nn.Sequential(*(nn.Linear(640, 640) for _ in range(2))).cuda()  # of more than DistributedDataParallel's first bucket
+net = nn.Sequential(*(nn.Linear(640, 640) for _ in range(2))).cuda()  # more than DDP's first bucket holds
 optimizer = torch.optim.SGD(net.parameters())
 net = nn.parallel.DistributedDataParallel(torch.compile(net))
 for _ in range(2):

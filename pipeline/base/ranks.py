@@ -1,6 +1,7 @@
 """The ranks of a run: the processes that take its optimizer steps together, and what they exchange."""
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -8,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
 
 from pipeline.base.results import MemoryUse
 
@@ -65,11 +65,8 @@ class Ranks:
 
     @property
     def are_imagined(self) -> bool:
-        """Whether this process is the only one of them.
-
-        dist.get_backend() then names the backend that was asked for, as to any program on a simulated card.
-        """
-        return not self._has_group or distributed_c10d.get_backend() == "fake"
+        """Whether this process is the only one of them, as in prediction, and a simulated card makes it one of many."""
+        return not self._has_group or "SIMULATED_CARD_RANK" in os.environ
 
     def own(self, micro_batches: Sequence[Part]) -> tuple[Part, ...]:
         """Return this rank's share of micro-batches: in each pass the groups take the next ones, in their order."""

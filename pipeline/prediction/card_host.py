@@ -131,7 +131,7 @@ def _become(variables: Mapping[str, str]) -> None:
         from pipeline.simulation.hook import ranks
 
         ranks.set_rank()
-        ranks.use_fake_backend(torch)
+        ranks.imagine_others(torch)
         torch.distributed.init_process_group()
 
 

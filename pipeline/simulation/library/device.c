@@ -176,15 +176,56 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t func
     return cudaSuccess;
 }
 
+struct event {
+    int64_t nanoseconds;
+    int epoch;                        /* how often the host had waited for the card when it was recorded */
+    _Atomic int is_behind_collective; /* one whose end nobody has seen */
+};
+
 cudaError_t cudaEventCreate(cudaEvent_t *event) {
-    *event = new_handle();
+    *event = calloc(1, sizeof(struct event));
     return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) { return cudaEventCreate(event); }
 
+/* Collectives whose end nobody has seen, and those of them that began since the host last waited for the card. */
+static _Atomic int epoch, num_unseen, num_unseen_now;
+
+static void see(struct event *it) {
+    if (!atomic_exchange(&it->is_behind_collective, 0)) return;
+    num_unseen--;
+    if (it->epoch == epoch) num_unseen_now--;
+}
+
+static cudaError_t host_waits(void) {
+    epoch++;
+    num_unseen_now = 0;
+    return cudaSuccess;
+}
+
+/* A training's iteration begins: without a host that waits, a real card is behind it by less than one. */
+void card_begin_iteration(void) {
+    static int begun_in = -1;
+    if (epoch == begun_in) host_waits();
+    begun_in = epoch;
+}
+
+/* How many collectives have ended whose end nobody has seen: no stream waits for them, nor has torch's watchdog looked. */
+int card_num_unseen_collectives(void) { return num_unseen - num_unseen_now; }
+
+cudaError_t cudaDeviceSynchronize(void) { return host_waits(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return host_waits(); }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return host_waits(); }
+
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    see((struct event *)event);
     free(event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
+    see((struct event *)event);
     return cudaSuccess;
 }
 
@@ -194,9 +235,22 @@ static _Atomic int64_t work_nanoseconds;
 void card_works(int64_t nanoseconds) { atomic_fetch_add_explicit(&work_nanoseconds, nanoseconds, memory_order_relaxed); }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    struct event *it = (struct event *)event;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    *(int64_t *)event = now.tv_sec * 1000000000ll + now.tv_nsec + work_nanoseconds;
+    it->nanoseconds = now.tv_sec * 1000000000ll + now.tv_nsec + work_nanoseconds;
+    if (!card_is_behind_collective()) return cudaSuccess;
+    see(it); /* it is used again */
+    it->epoch = epoch, it->is_behind_collective = 1, num_unseen++, num_unseen_now++;
+    return cudaSuccess;
+}
+
+/* All has passed, but for NCCL's watchdog: a real card would still be at what the host has not waited for. */
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    struct event *it = (struct event *)event;
+    if (!card_is_watchdog()) return cudaSuccess;
+    if (it->is_behind_collective && it->epoch == epoch) return cudaErrorNotReady;
+    see(it);
     return cudaSuccess;
 }
 
@@ -205,7 +259,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    *milliseconds = (float)((*(int64_t *)end - *(int64_t *)start) / 1e6);
+    *milliseconds = (float)((((struct event *)end)->nanoseconds - ((struct event *)start)->nanoseconds) / 1e6);
     return cudaSuccess;
 }
 

@@ -1,0 +1,55 @@
+"""Lets a process go on that exchanges tensors with others, of which a simulated card knows nothing.
+
+DistributedDataParallel compares the shapes of its parameters with those of other processes: they are taken for equal.
+
+A collective that nobody waited for, but for its future, holds its tensors until torch's watchdog, which looks every
+100 ms, has seen that it ended, and another one begins. An iteration on a card that computes nothing may take less than
+these 100 ms, so each waits until the collectives of the one before it have been seen.
+"""
+
+import atexit
+import ctypes
+import time
+from typing import Any
+
+from torch.nn.parallel import distributed
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+LONGEST_SECONDS = 0.5
+"""How long the watchdog is waited for: several times of its looking."""
+PAUSE_SECONDS = 0.002
+"""Between two looks at what the watchdog has seen, and until it has put that aside."""
+
+_card = ctypes.CDLL(None)
+_have_stepped: set[int] = set()
+"""The optimizers that have taken a step in this iteration, by their id()."""
+
+
+def _wait_for_watchdog() -> None:
+    until = time.monotonic() + LONGEST_SECONDS
+    if not _card.card_num_unseen_collectives():
+        return
+    while _card.card_num_unseen_collectives() and time.monotonic() < until:
+        time.sleep(PAUSE_SECONDS)
+    time.sleep(PAUSE_SECONDS)
+
+
+def _before_step(optimizer: Any, *_: Any) -> None:
+    """Begin an iteration if an optimizer is about to step that has stepped in this one."""
+    if id(optimizer) in _have_stepped:
+        _have_stepped.clear()
+        _card.card_begin_iteration()
+        _wait_for_watchdog()
+    _have_stepped.add(id(optimizer))
+
+
+def _at_exit() -> None:
+    """Leave the watchdog nothing to see, which runs on while torch is taken apart."""
+    _card.cudaDeviceSynchronize()
+    _wait_for_watchdog()
+
+
+if __name__ == "simulated_card_hook":
+    distributed._verify_param_shape_across_processes = lambda *_, **__: None  # type: ignore[attr-defined]
+    register_optimizer_step_pre_hook(_before_step)
+    atexit.register(_at_exit)
