@@ -87,7 +87,32 @@ for step in range(5):
     optimizer.step()
     optimizer.zero_grad()
 """
-SCRIPTS = {"fsdp": OF_RANKS, "stages": OF_STAGES}
+OF_FUTURES = """
+import os, sys
+import torch
+from torch import distributed
+
+distributed.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+weight = torch.nn.Parameter(torch.zeros(2**20, device="cuda"))
+
+
+class Gathering(torch.optim.SGD):
+    def step(self):
+        of_ranks = [torch.empty_like(weight) for _ in range(distributed.get_world_size())]
+        work = distributed.all_gather(of_ranks, weight.grad, async_op=True)
+        (work if sys.argv[1] == "waits" else work.get_future()).wait()
+        super().step()
+
+
+optimizer = Gathering([weight])
+for step in range(5):
+    (weight * torch.ones(100, 1, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+"""
+SCRIPTS = {"fsdp": OF_RANKS, "stages": OF_STAGES, "futures": OF_FUTURES, "waits": OF_FUTURES}
 
 
 @needs_cuda_build
@@ -95,6 +120,8 @@ SCRIPTS = {"fsdp": OF_RANKS, "stages": OF_STAGES}
     ("kind", "num_ranks"),
     [
         ("stages", 2),
+        pytest.param("futures", 2, marks=pytest.mark.slow),
+        pytest.param("waits", 2, marks=pytest.mark.slow),
         pytest.param("stages", 4, marks=pytest.mark.slow),
         pytest.param("fsdp", 2, marks=pytest.mark.slow),
         pytest.param("fsdp", 4, marks=pytest.mark.slow),
@@ -115,6 +142,18 @@ def test_one_rank_of_many_is_one_of_as_many_real_processes(kind: str, num_ranks:
     peaks = {one.rank: (one.peak_allocated_bytes, one.peak_reserved_bytes) for one in real.processes}
     assert (len(peaks), real.verdict, real.shared_bytes) == (num_ranks, "fits", None)
     assert {one.rank: (one.peak_allocated_bytes, one.peak_reserved_bytes) for one in alone.ranks} == peaks
+
+
+@needs_cuda_build
+def test_a_collective_whose_future_alone_is_waited_for_holds_its_tensors_in_the_next_iteration(train_py: Path) -> None:
+    train_py.write_text(OF_FUTURES)
+    with_futures, with_waits = (
+        simulate_here(command=[str(CUDA_PYTHON), "train.py", kind], gpu="a100", world_size=3, smallest=False).largest
+        for kind in ("futures", "waits")
+    )
+    assert with_futures is not None and with_waits is not None
+    held = with_futures.peak_allocated_bytes - with_waits.peak_allocated_bytes
+    assert held == (1 + 3 + 3) * 4 * 2**20, "its input, its outputs, and the buffer in which NCCL gathers them"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@
 |---|---|---|
 | a communicator of 2 ranks, all-reduce of 4 MB, 4 x A100 with NVLink | 544 MB | NVIDIA/nccl issue 964 |
 | the same of 3 or 4 ranks | 688 MB | NVIDIA/nccl issue 964 |
+| one of 8 ranks, a barrier, 8 x H100, with the context | 1,505 to 1,525 MiB | openai/parameter-golf |
 | one communicator, all-reduce | about 1.6 GB | NVIDIA/nccl issue 864 |
 | three communicators and more | about 6 GB | NVIDIA/nccl issue 864 |
 

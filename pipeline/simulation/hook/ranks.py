@@ -13,6 +13,8 @@ RANK = "SIMULATED_CARD_RANK"
 """Variable with this rank and the number of ranks, as 0/64."""
 NUM_COMMUNICATORS = "_simulated_card_communicators"
 """Attribute of torch with the number of process groups of several ranks that NCCL would serve in this process."""
+WITHOUT_NEWS = {"TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""Variables by which NCCL's process groups do not look whether another rank hangs."""
 
 
 def set_rank() -> None:
@@ -20,8 +22,7 @@ def set_rank() -> None:
     rank, _, world_size = os.environ[RANK].partition("/")
     own = {"RANK": rank, "WORLD_SIZE": world_size, "GROUP_RANK": rank, "GROUP_WORLD_SIZE": world_size}
     local = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    no_news_of_others = {"TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-    os.environ.update(own, **local, **no_news_of_others)
+    os.environ.update(own, **local)
 
 
 def imagine_others(torch: Any) -> None:
@@ -43,6 +44,7 @@ def imagine_others(torch: Any) -> None:
     @functools.wraps(init_process_group)
     def init(backend: Any = None, *_: Any, device_id: Any = None, **__: Any) -> None:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        os.environ.update(WITHOUT_NEWS)  # a program may have set them
         init_process_group(_imagined(backend), rank=rank, world_size=world_size, store=store, device_id=device_id)
         note(distributed.group.WORLD, backend, world_size)
 
