@@ -234,22 +234,26 @@ static _Atomic int64_t work_nanoseconds;
 
 void card_works(int64_t nanoseconds) { atomic_fetch_add_explicit(&work_nanoseconds, nanoseconds, memory_order_relaxed); }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    struct event *it = (struct event *)event;
+static int64_t now_nanoseconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    it->nanoseconds = now.tv_sec * 1000000000ll + now.tv_nsec + work_nanoseconds;
+    return now.tv_sec * 1000000000ll + now.tv_nsec + work_nanoseconds;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    struct event *it = (struct event *)event;
+    it->nanoseconds = now_nanoseconds();
     if (!card_is_behind_collective()) return cudaSuccess;
     see(it); /* it is used again */
     it->epoch = epoch, it->is_behind_collective = 1, num_unseen++, num_unseen_now++;
     return cudaSuccess;
 }
 
-/* All has passed, but for NCCL's watchdog: a real card would still be at what the host has not waited for. */
+/* All has passed, but for NCCL's watchdog: a real card would still be at what the host has not waited for, for a second. */
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     struct event *it = (struct event *)event;
-    if (!card_is_watchdog()) return cudaSuccess;
-    if (it->is_behind_collective && it->epoch == epoch) return cudaErrorNotReady;
+    if (!card_is_watchdog() || !it->is_behind_collective) return cudaSuccess;
+    if (it->epoch == epoch && now_nanoseconds() - it->nanoseconds < 1000000000ll) return cudaErrorNotReady;
     see(it);
     return cudaSuccess;
 }
