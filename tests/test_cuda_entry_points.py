@@ -76,7 +76,7 @@ def project_on(card: str, folder: Path, num_devices: int = 1) -> Project:
     shorten_levers(project)
     shorten_checkpointing(project)
     shorten_finetune(project)
-    project.environment.update(environment_of(card, num_devices))
+    project.environment.update(environment_of(card, num_devices, project.environment))
     return project
 
 

@@ -622,9 +622,10 @@ distributed.init_process_group("nccl")
 net = nn.Sequential(*(nn.Linear(640, 640) for _ in range(2))).cuda()  # more than DDP's first bucket holds
 optimizer = torch.optim.SGD(net.parameters())
 net = nn.parallel.DistributedDataParallel(torch.compile(net))
+step = torch.compile(optimizer.step)
 for _ in range(2):
     net(torch.ones(8, 640, device="cuda")).sum().backward()
-    optimizer.step()
+    step()
 """
 
 

@@ -197,7 +197,10 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-distributed.init_process_group("nccl")
+distributed.init_process_group("nccl", device_id=torch.device("cuda", 0))
+said = [None] * 4
+distributed.all_gather_object(said, "the same")
+assert said == ["the same"] * 4
 mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "tensor"))
 model = nn.Sequential(nn.Linear(512, 1024), nn.Linear(1024, 512)).cuda()
 parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})

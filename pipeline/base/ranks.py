@@ -65,7 +65,7 @@ class Ranks:
 
     @property
     def are_imagined(self) -> bool:
-        """Whether this process is the only one of them, as in prediction, and a simulated card makes it one of many."""
+        """Whether this process is the only one of them: in prediction, or as a simulated card makes it one of many."""
         return not self._has_group or "SIMULATED_CARD_RANK" in os.environ
 
     def own(self, micro_batches: Sequence[Part]) -> tuple[Part, ...]:

@@ -37,7 +37,9 @@ NEEDS_NO_ANSWER = re.compile(
     """,
     re.VERBOSE,
 )
-WRITES = re.compile(r"(?:cublas|cudnn|cufft|cusolver|cusparse|curand)(?!\w*Set)|cu\w*(?:Memset|Memcpy|Launch)")
+WRITES = re.compile(
+    r"(?:cublas|cudnn|cufft|cusolver|cusparse|curand)(?!\w*Set)|nccl(?!Group|Comm)|cu\w*(?:Memset|Memcpy|Launch)"
+)
 """Of these, functions that may write to a card's memory."""
 CREATES = re.compile(r"(?:cublas|cudnn|cusolver|cusparse(?!Lt))\w*[cC]reate(?!Identity)\w*")
 DESTROYS = re.compile(r"(?:cublas|cudnn|cusolver|cusparse(?!Lt))\w*[dD]estroy\w*")

@@ -108,8 +108,8 @@ def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
         _run(compiler, "-shared", f"-Wl,-soname,{FILE_NAME}", *objects, "-ldl", "-lpthread", "-o", made / FILE_NAME)
         list(pool.map(lambda name: _empty(compiler, name, every, work), names))
     programs(made).mkdir()
-    for source in PROGRAMS.iterdir():
-        _run(*compiled, source, made / FILE_NAME, "-o", programs(made) / source.stem)
+    for source in PROGRAMS.glob("*.c"):
+        _run(*compiled, source, made / FILE_NAME, "-Wl,-rpath,$ORIGIN/..", "-o", programs(made) / source.stem)
     (made / "libcuda.so").symlink_to("libcuda.so.1")  # by this name the Triton of torch 2.8 links to it
 
 

@@ -1,10 +1,8 @@
-"""Lets a process go on that exchanges tensors with others, of which a simulated card knows nothing.
-
-DistributedDataParallel compares the shapes of its parameters with those of other processes: they are taken for equal.
+"""Lets torch's watchdog of NCCL see in each iteration that the collectives of the one before it have ended.
 
 A collective that nobody waited for, but for its future, holds its tensors until torch's watchdog, which looks every
 100 ms, has seen that it ended, and another one begins. An iteration on a card that computes nothing may take less than
-these 100 ms, so each waits until the collectives of the one before it have been seen.
+these 100 ms, so each waits until the watchdog has looked.
 """
 
 import atexit
@@ -12,7 +10,6 @@ import ctypes
 import time
 from typing import Any
 
-from torch.nn.parallel import distributed
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 LONGEST_SECONDS = 0.5
@@ -50,6 +47,6 @@ def _at_exit() -> None:
 
 
 if __name__ == "simulated_card_hook":
-    distributed._verify_param_shape_across_processes = lambda *_, **__: None  # type: ignore[attr-defined]
+    _before_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # it is no part of a compiled step
     register_optimizer_step_pre_hook(_before_step)
     atexit.register(_at_exit)

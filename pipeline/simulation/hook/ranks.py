@@ -42,10 +42,10 @@ def imagine_others(torch: Any) -> None:
         setattr(torch, NUM_COMMUNICATORS, getattr(torch, NUM_COMMUNICATORS) + is_of_several)
 
     @functools.wraps(init_process_group)
-    def init(backend: Any = None, *_: Any, device_id: Any = None, **__: Any) -> None:
+    def init(backend: Any = None, *_: Any, **__: Any) -> None:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         os.environ.update(WITHOUT_NEWS)  # a program may have set them
-        init_process_group(_imagined(backend), rank=rank, world_size=world_size, store=store, device_id=device_id)
+        init_process_group(_imagined(backend), rank=rank, world_size=world_size, store=store)
         note(distributed.group.WORLD, backend, world_size)
 
     @functools.wraps(new_group)
@@ -89,6 +89,9 @@ def _store() -> Any:
         def add(self, key: str, amount: int) -> int:
             self._kept[key] = str(int(self._kept.get(key, b"0")) + amount).encode()
             return int(self._kept[key])
+
+        def check(self, keys: list[str]) -> bool:
+            return all(key in self._kept for key in keys)
 
         def wait(self, *_: Any) -> None:
             pass

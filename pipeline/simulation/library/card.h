@@ -45,7 +45,7 @@ int card_was_asked_for_all(void);
 void card_launched(void);
 
 /* Whether this thread is torch's watchdog of NCCL, which asks of the event behind each collective whether it has passed, and
- * then lets go of the collective's tensors; whether it has called a collective since it was last asked. */
+ * then lets go of the collective's tensors; and whether this thread has called a collective since it was last asked. */
 int card_is_watchdog(void);
 int card_is_behind_collective(void);
 

@@ -5,6 +5,7 @@
 #include "card.h"
 
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,8 +179,8 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t func
 
 struct event {
     int64_t nanoseconds;
-    int epoch;                        /* how often the host had waited for the card when it was recorded */
-    _Atomic int is_behind_collective; /* one whose end nobody has seen */
+    int epoch;                /* how often the host had waited for the card when it was recorded */
+    int is_behind_collective; /* one whose end nobody has seen */
 };
 
 cudaError_t cudaEventCreate(cudaEvent_t *event) {
@@ -190,17 +191,29 @@ cudaError_t cudaEventCreate(cudaEvent_t *event) {
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) { return cudaEventCreate(event); }
 
 /* Collectives whose end nobody has seen, and those of them that began since the host last waited for the card. */
-static _Atomic int epoch, num_unseen, num_unseen_now;
+static int epoch, num_unseen, num_unseen_now;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void see(struct event *it) {
-    if (!atomic_exchange(&it->is_behind_collective, 0)) return;
-    num_unseen--;
-    if (it->epoch == epoch) num_unseen_now--;
+    if (!it || !it->is_behind_collective) return;
+    pthread_mutex_lock(&lock);
+    num_unseen -= it->is_behind_collective;
+    if (it->epoch == epoch) num_unseen_now -= it->is_behind_collective;
+    it->is_behind_collective = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+static void begin_unseen(struct event *it) {
+    see(it); /* it is used again */
+    pthread_mutex_lock(&lock);
+    it->epoch = epoch, it->is_behind_collective = 1, num_unseen++, num_unseen_now++;
+    pthread_mutex_unlock(&lock);
 }
 
 static cudaError_t host_waits(void) {
-    epoch++;
-    num_unseen_now = 0;
+    pthread_mutex_lock(&lock);
+    epoch++, num_unseen_now = 0;
+    pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }
 
@@ -243,16 +256,14 @@ static int64_t now_nanoseconds(void) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     struct event *it = (struct event *)event;
     it->nanoseconds = now_nanoseconds();
-    if (!card_is_behind_collective()) return cudaSuccess;
-    see(it); /* it is used again */
-    it->epoch = epoch, it->is_behind_collective = 1, num_unseen++, num_unseen_now++;
+    if (card_is_behind_collective() && stream) begin_unseen(it); /* torch holds nothing for those of its default stream */
     return cudaSuccess;
 }
 
 /* All has passed, but for NCCL's watchdog: a real card would still be at what the host has not waited for, for a second. */
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     struct event *it = (struct event *)event;
-    if (!card_is_watchdog() || !it->is_behind_collective) return cudaSuccess;
+    if (!it || !it->is_behind_collective || !card_is_watchdog()) return cudaSuccess;
     if (it->epoch == epoch && now_nanoseconds() - it->nanoseconds < 1000000000ll) return cudaErrorNotReady;
     see(it);
     return cudaSuccess;

@@ -46,7 +46,7 @@ static void print_line(const char *properties, int number, int has_units) {
     for (char *name = strtok_r(copy, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest), before = ", ") {
         printf("%s", before);
         if (number >= 0) print_property(name, number, has_units);
-        else printf("%s%s", name, has_units && !strncmp(name, "memory.", 7) ? " [MiB]" : "");
+        else printf("%s%s", name, !strncmp(name, "memory.", 7) ? " [MiB]" : !strncmp(name, "utilization.", 12) ? " [%]" : "");
     }
     printf("\n");
 }
