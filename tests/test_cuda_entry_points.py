@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import signal
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -76,7 +77,8 @@ def project_on(card: str, folder: Path, num_devices: int = 1) -> Project:
     shorten_levers(project)
     shorten_checkpointing(project)
     shorten_finetune(project)
-    project.environment.update(environment_of(card, num_devices, project.environment))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    project.environment.update(environment_of(card, num_devices, {**os.environ, "PATH": path}))
     return project
 
 
