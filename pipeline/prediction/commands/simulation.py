@@ -40,10 +40,10 @@ OBJECTS = "objects"
 WORK_HOOK = Path(__file__).with_name("work_hook.py")
 """The hook of a command whose work is counted too, in one optimizer step more."""
 OF_GROUPS = (
-    "It has groups of ranks beside that of all: of trainings with tensor or context parallelism torchtitan published "
-    "1.7 to 9.9 % more memory than was simulated, for reasons that are not known; of others within 0.3 %."
+    "It has groups of ranks beside that of all: of trainings with context parallelism torchtitan published 2.4 to "
+    "4.8 % more memory than was simulated, for reasons that are not known; of others within 0.3 %."
 )
-"""The rows of benchmarks/published/torchtitan.csv."""
+"""The rows of benchmarks/published/torchtitan_torch_2_6.csv."""
 NEEDS_KNOWN_WORKSPACES = "It fits with the workspaces that cuDNN mostly takes, not with the largest that it may take."
 LATE_OPTIMIZER = (
     f"One of its optimizers took fewer than {FEWEST_STEPS} steps while another one took {PATIENCE} times as many as "
