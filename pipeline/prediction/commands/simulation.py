@@ -398,7 +398,7 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
     if wanted.world_size > 1:
         found.append(
             f"It ran as rank {wanted.rank} of {wanted.world_size}, and the other ranks were imagined: the tensors "
-            "that it received of them are unknown."
+            "that it received of them are unknown, or, of broadcasts and all-gathers, taken to be its own."
         )
         if num_communicators := _num_communicators(run):
             found.append(note_on_communicators([num_communicators]))

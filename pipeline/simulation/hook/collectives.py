@@ -23,9 +23,9 @@ _have_stepped: set[int] = set()
 
 
 def _wait_for_watchdog() -> None:
-    until = time.monotonic() + LONGEST_SECONDS
     if not _card.card_num_unseen_collectives():
         return
+    until = time.monotonic() + LONGEST_SECONDS
     while _card.card_num_unseen_collectives() and time.monotonic() < until:
         time.sleep(PAUSE_SECONDS)
     time.sleep(PAUSE_SECONDS)

@@ -42,7 +42,7 @@ def imagine_others(torch: Any) -> None:
         setattr(torch, NUM_COMMUNICATORS, getattr(torch, NUM_COMMUNICATORS) + is_of_several)
 
     @functools.wraps(init_process_group)
-    def init(backend: Any = None, *_: Any, **__: Any) -> None:
+    def init(backend: Any = None, *_: Any, **__: Any) -> None:  # with a device_id, groups would split a communicator
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         os.environ.update(WITHOUT_NEWS)  # a program may have set them
         init_process_group(_imagined(backend), rank=rank, world_size=world_size, store=store)

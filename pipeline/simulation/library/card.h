@@ -44,10 +44,8 @@ int card_was_asked_for_all(void);
 /* A kernel was launched, which may write to any memory of a card. */
 void card_launched(void);
 
-/* Whether this thread is torch's watchdog of NCCL, which asks of the event behind each collective whether it has passed, and
- * then lets go of the collective's tensors; and whether this thread has called a collective since it was last asked. */
-int card_is_watchdog(void);
-int card_is_behind_collective(void);
+/* This thread has called a collective of NCCL; the next event that it records is the one behind it. */
+void card_begins_collective(void);
 
 /* The card has computed for so long. */
 void card_works(int64_t nanoseconds);

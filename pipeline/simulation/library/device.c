@@ -1,16 +1,14 @@
-/* The simulated card as CUDA describes it, and what runs on it: streams, events, graphs, errors.
+/* The simulated card as CUDA describes it, and what runs on it: streams, graphs, errors.
  *
  * What follows from the compute capability is from the CUDA programming guide's table of technical specifications.
  */
 #include "card.h"
 
 #include <cuda_runtime_api.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define KIB ((size_t)1 << 10)
 
@@ -138,9 +136,9 @@ const char *cudaGetErrorString(cudaError_t error) {
     }
 }
 
-/* ---- streams and events: all work is done at once, so an event is the time at which it was recorded ---- */
+/* ---- streams: all work is done at once ---- */
 
-static void *new_handle(void) { return calloc(1, sizeof(struct timespec)); }
+static void *new_handle(void) { return calloc(1, CARD_HANDLE_BYTES); }
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream) {
     *stream = new_handle();
@@ -174,107 +172,6 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void *data, unsigned int flags) {
     function(stream, cudaSuccess, data);
-    return cudaSuccess;
-}
-
-struct event {
-    int64_t nanoseconds;
-    int epoch;                /* how often the host had waited for the card when it was recorded */
-    int is_behind_collective; /* one whose end nobody has seen */
-};
-
-cudaError_t cudaEventCreate(cudaEvent_t *event) {
-    *event = calloc(1, sizeof(struct event));
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) { return cudaEventCreate(event); }
-
-/* Collectives whose end nobody has seen, and those of them that began since the host last waited for the card. */
-static int epoch, num_unseen, num_unseen_now;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void see(struct event *it) {
-    if (!it || !it->is_behind_collective) return;
-    pthread_mutex_lock(&lock);
-    num_unseen -= it->is_behind_collective;
-    if (it->epoch == epoch) num_unseen_now -= it->is_behind_collective;
-    it->is_behind_collective = 0;
-    pthread_mutex_unlock(&lock);
-}
-
-static void begin_unseen(struct event *it) {
-    see(it); /* it is used again */
-    pthread_mutex_lock(&lock);
-    it->epoch = epoch, it->is_behind_collective = 1, num_unseen++, num_unseen_now++;
-    pthread_mutex_unlock(&lock);
-}
-
-static cudaError_t host_waits(void) {
-    pthread_mutex_lock(&lock);
-    epoch++, num_unseen_now = 0;
-    pthread_mutex_unlock(&lock);
-    return cudaSuccess;
-}
-
-/* A training's iteration begins: without a host that waits, a real card is behind it by less than one. */
-void card_begin_iteration(void) {
-    static int begun_in = -1;
-    if (epoch == begun_in) host_waits();
-    begun_in = epoch;
-}
-
-/* How many collectives have ended whose end nobody has seen: no stream waits for them, nor has torch's watchdog looked. */
-int card_num_unseen_collectives(void) { return num_unseen - num_unseen_now; }
-
-cudaError_t cudaDeviceSynchronize(void) { return host_waits(); }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return host_waits(); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return host_waits(); }
-
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    see((struct event *)event);
-    free(event);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
-    see((struct event *)event);
-    return cudaSuccess;
-}
-
-/* What the card has computed so far, in nanoseconds: only products of matrices take any time, see cublas.c. */
-static _Atomic int64_t work_nanoseconds;
-
-void card_works(int64_t nanoseconds) { atomic_fetch_add_explicit(&work_nanoseconds, nanoseconds, memory_order_relaxed); }
-
-static int64_t now_nanoseconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000ll + now.tv_nsec + work_nanoseconds;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    struct event *it = (struct event *)event;
-    it->nanoseconds = now_nanoseconds();
-    if (card_is_behind_collective() && stream) begin_unseen(it); /* torch holds nothing for those of its default stream */
-    return cudaSuccess;
-}
-
-/* All has passed, but for NCCL's watchdog: a real card would still be at what the host has not waited for, for a second. */
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-    struct event *it = (struct event *)event;
-    if (!it || !it->is_behind_collective || !card_is_watchdog()) return cudaSuccess;
-    if (it->epoch == epoch && now_nanoseconds() - it->nanoseconds < 1000000000ll) return cudaErrorNotReady;
-    see(it);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
-    return cudaEventRecord(event, stream);
-}
-
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    *milliseconds = (float)((((struct event *)end)->nanoseconds - ((struct event *)start)->nanoseconds) / 1e6);
     return cudaSuccess;
 }
 

@@ -1,8 +1,6 @@
 /* NCCL: communicators, and collective operations, which like any kernel leave what is not known. */
-#define _GNU_SOURCE
 #include "card.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,22 +84,8 @@ int ncclCommRegister(struct communicator *it, void *buffer, size_t bytes, void *
     return 0;
 }
 
-int card_is_watchdog(void) {
-    static __thread char name[16];
-    if (!name[0]) pthread_getname_np(pthread_self(), name, sizeof name);
-    return !strcmp(name, "pt_nccl_watchdg");
-}
-
-static __thread int has_begun;
-
-int card_is_behind_collective(void) {
-    int was = has_begun;
-    has_begun = 0;
-    return was;
-}
-
 static int begin(int writes) {
-    has_begun = 1;
+    card_begins_collective();
     if (writes) card_launched();
     return 0;
 }

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MOST_PROPERTIES = 64 };
+
 static char is_selected[MAX_CARDS];
 
 static void select_cards(const char *indices) {
@@ -23,8 +25,8 @@ static void select_cards(const char *indices) {
     }
 }
 
-static void print_property(const char *name, int number, int has_units) {
-    const char *unit = has_units ? " MiB" : "";
+/* Print a property of a card, and return whether it is known. */
+static int print_property(const char *name, int number) {
     size_t used_mib = card_used(number) / MIB, total_mib = card_model.memory_bytes / MIB;
     if (!strcmp(name, "name") || !strcmp(name, "gpu_name")) printf("%s", card_model.name);
     else if (!strcmp(name, "index")) printf("%d", number);
@@ -32,23 +34,24 @@ static void print_property(const char *name, int number, int has_units) {
     else if (!strcmp(name, "uuid") || !strcmp(name, "gpu_uuid")) printf(CARD_UUID, number + 1);
     else if (!strcmp(name, "compute_cap")) printf("%d.%d", card_model.major, card_model.minor);
     else if (!strcmp(name, "driver_version")) printf(CARD_DRIVER);
-    else if (!strcmp(name, "memory.total")) printf("%zu%s", total_mib, unit);
-    else if (!strcmp(name, "memory.used")) printf("%zu%s", used_mib, unit);
-    else if (!strcmp(name, "memory.free")) printf("%zu%s", total_mib - used_mib, unit);
-    else if (!strcmp(name, "utilization.gpu") || !strcmp(name, "utilization.memory")) printf("0%s", has_units ? " %" : "");
-    else printf("[N/A]");
+    else if (!strcmp(name, "memory.total")) printf("%zu", total_mib);
+    else if (!strcmp(name, "memory.used")) printf("%zu", used_mib);
+    else if (!strcmp(name, "memory.free")) printf("%zu", total_mib - used_mib);
+    else if (!strcmp(name, "utilization.gpu") || !strcmp(name, "utilization.memory")) printf("0");
+    else return 0;
+    return 1;
 }
 
-/* Print one line: the properties' names if `number` is negative, else those of a card. */
-static void print_line(const char *properties, int number, int has_units) {
-    char copy[4096], *rest, *before = "";
-    snprintf(copy, sizeof copy, "%s", properties);
-    for (char *name = strtok_r(copy, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest), before = ", ") {
-        printf("%s", before);
-        if (number >= 0) print_property(name, number, has_units);
-        else printf("%s%s", name, !strncmp(name, "memory.", 7) ? " [MiB]" : !strncmp(name, "utilization.", 12) ? " [%]" : "");
-    }
-    printf("\n");
+/* Divide a list with commas in place, and return how many words it has. */
+static int divide(char *list, char **words) {
+    int num_words = 0;
+    for (char *rest, *word = strtok_r(list, ", ", &rest); word && num_words < MOST_PROPERTIES; word = strtok_r(NULL, ", ", &rest))
+        words[num_words++] = word;
+    return num_words;
+}
+
+static const char *unit_of(const char *property) {
+    return !strncmp(property, "memory.", 7) ? "MiB" : !strncmp(property, "utilization.", 12) ? "%" : NULL;
 }
 
 static void print_table(void) {
@@ -62,30 +65,48 @@ static void print_table(void) {
 }
 
 /* The value of an option that may be one word, as `--id=0`, or two. */
-static const char *value_of(const char *option, char **words) {
+static char *value_of(const char *option, char **words) {
     size_t length = strlen(option);
     if (strncmp(words[0], option, length)) return NULL;
     if (words[0][length] == '=') return words[0] + length + 1;
     return words[0][length] ? NULL : words[1];
 }
 
+static void print_header(char **properties, int num_properties) {
+    for (int i = 0; i < num_properties; i++) {
+        printf("%s%s", i ? ", " : "", properties[i]);
+        if (unit_of(properties[i])) printf(" [%s]", unit_of(properties[i]));
+    }
+    printf("\n");
+}
+
+static void print_card(char **properties, int num_properties, int number, int has_units) {
+    for (int i = 0; i < num_properties; i++) {
+        printf("%s", i ? ", " : "");
+        if (!print_property(properties[i], number)) printf("[N/A]");
+        else if (has_units && unit_of(properties[i])) printf(" %s", unit_of(properties[i]));
+    }
+    printf("\n");
+}
+
 int main(int num_words, char **words) {
-    const char *properties = NULL, *format = "", *value;
-    int is_list = 0, asks_else = 0;
+    char *properties[MOST_PROPERTIES], *value;
+    const char *format = "";
+    int num_properties = 0, is_list = 0, asks_else = 0;
     memset(is_selected, 1, card_count);
     for (char **word = words + 1; word < words + num_words; word++) {
-        if ((value = value_of("--query-gpu", word))) properties = value;
+        if ((value = value_of("--query-gpu", word))) num_properties = divide(value, properties);
         else if ((value = value_of("--format", word))) format = value;
         else if ((value = value_of("-i", word)) || (value = value_of("--id", word))) select_cards(value);
         else if (!strcmp(*word, "-L") || !strcmp(*word, "--list-gpus")) is_list = 1;
         else if (!strncmp(*word, "--query-", 8)) asks_else = 1;
     }
     if (asks_else) return 0;
-    if (properties && !strstr(format, "noheader")) print_line(properties, -1, !strstr(format, "nounits"));
-    if (!properties && !is_list) print_table();
+    if (num_properties && !strstr(format, "noheader")) print_header(properties, num_properties);
+    if (!num_properties && !is_list) print_table();
     for (int number = 0; number < card_count; number++) {
         if (!is_selected[number]) continue;
-        if (properties) print_line(properties, number, !strstr(format, "nounits"));
+        if (num_properties) print_card(properties, num_properties, number, !strstr(format, "nounits"));
         else if (is_list) printf("GPU %d: %s (UUID: " CARD_UUID ")\n", number, card_model.name, number + 1);
     }
     return 0;
