@@ -3,6 +3,8 @@
 A collective that nobody waited for, but for its future, holds its tensors until torch's watchdog, which looks every
 100 ms, has seen that it ended, and another one begins. An iteration on a card that computes nothing may take less than
 these 100 ms, so each waits until the watchdog has looked.
+
+The shapes of parameters that DistributedDataParallel compares between processes are taken to be equal.
 """
 
 import atexit
@@ -10,6 +12,7 @@ import ctypes
 import time
 from typing import Any
 
+from torch.nn.parallel import distributed
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 LONGEST_SECONDS = 0.5
@@ -47,6 +50,7 @@ def _at_exit() -> None:
 
 
 if __name__ == "simulated_card_hook":
+    distributed._verify_param_shape_across_processes = lambda *_, **__: None  # type: ignore[attr-defined]
     _before_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # it is no part of a compiled step
     register_optimizer_step_pre_hook(_before_step)
     atexit.register(_at_exit)

@@ -31,7 +31,7 @@ def imagine_others(torch: Any) -> None:
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend "fake"
 
     init_process_group, new_group = distributed.init_process_group, distributed.new_group
-    get_backend = distributed.get_backend
+    get_backend, all_gather_object = distributed.get_backend, distributed.all_gather_object
     setattr(torch, NUM_COMMUNICATORS, 0)
     store = _store()  # which process groups do not keep for Python
     asked_for: dict[Any, Any] = {}  # the backend of each process group
@@ -59,7 +59,11 @@ def imagine_others(torch: Any) -> None:
     def backend_of(group: Any = None) -> Any:
         return asked_for.get(distributed.group.WORLD if group is None else group) or get_backend(group)
 
-    for function, own in ((init_process_group, init), (new_group, make)):
+    @functools.wraps(all_gather_object)
+    def gather(objects: list[Any], own: Any, *_: Any, **__: Any) -> None:  # the others are taken to have what it has
+        objects[:] = [own] * len(objects)
+
+    for function, own in ((init_process_group, init), (new_group, make), (all_gather_object, gather)):
         _replace(function, own)
     distributed.get_backend = backend_of  # for programs; torch's own code has it by another module
 

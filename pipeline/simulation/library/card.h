@@ -55,6 +55,7 @@ void card_works(int64_t nanoseconds);
 void card_write(const void *to, const void *content, size_t bytes);
 void card_repeat(const void *to, const void *value, size_t value_bytes, size_t count);
 void card_move(const void *to, const void *from, size_t bytes);
+int card_known(void *to, const void *from, size_t bytes); /* copies what is known; whether it is */
 int card_is_page_locked(const void *pointer, size_t bytes); /* by cudaHostAlloc */
 void card_read(void *to, const void *from, size_t bytes);
 
