@@ -1,25 +1,18 @@
 """Every entry point as a user's command on a card: how it ends, what it leaves in MLflow, and what it refuses."""
 
 import json
-import os
 import pickle
-import signal
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
-from cards import environment_of
+from card_projects import NANO, assert_is_measured, project_on
 from conftest import IS_SIMULATED, PNG
-from finished import Done, shorten_checkpointing, shorten_finetune, shorten_levers
-from mlflow import MlflowClient
-from mlflow.entities import Run
-from processes import started, wait_for, wait_for_the_end
-from project import SMALL, Project, as_words
-from test_faults import MANY, is_training, unsent
+from finished import Done
+from project import Project
+from test_faults import unsent
 
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import TOOLS, entry_points
@@ -27,8 +20,6 @@ from pipeline.simulation.cards import CARDS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_SIMULATED, reason="needs cards that this machine lacks")]
 
-NANO = {**SMALL, "device": "auto", "model": "gpt2-nano"}
-"""Settings that make any entry point short, on the first card."""
 ONCE = {**NANO, "repeats": "0"}
 """Settings of entry points whose variants are not run again, as those of `precision` are."""
 SETTINGS = {
@@ -44,8 +35,8 @@ SETTINGS = {
 RUNS = {
     "h200": ("main", "search", "plan", "profiling"),
     "a100": ("main", "precision", "finetune"),
-    "rtx4090": ("main", "checkpointing", "levers"),
-    "t4": ("main", "accumulation", "combined"),
+    "rtx4090": ("main", "accumulation", "checkpointing", "levers"),
+    "t4": ("main", "combined"),
 }
 """The entry points that run on each card."""
 OF_ALL_CARDS = ("a100", "rtx4090")
@@ -63,25 +54,6 @@ ENTRIES_OF_CARDS = [
     for card, entries in RUNS.items()
     for entry in entries
 ]
-MEMORY = ("memory/peak_allocated_mib", "memory/peak_reserved_mib", "memory/peak_device_mib")
-PREDICTED = (
-    "memory/predicted_peak_allocated_mib",
-    "memory/predicted_peak_reserved_mib",
-    "check/prediction_error_percent",
-)
-
-
-def project_on(card: str, folder: Path, num_devices: int = 1) -> Project:
-    """Return a copy of the project whose commands run on a card."""
-    project = Project.copy(folder)
-    shorten_levers(project)
-    shorten_checkpointing(project)
-    shorten_finetune(project)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    project.environment.update(environment_of(card, num_devices, {**os.environ, "PATH": path}))
-    return project
-
-
 FinishedOn = Callable[[str], tuple[Project, Done]]
 
 
@@ -128,17 +100,6 @@ def test_each_run_has_all_kinds_of_memory_and_its_prediction(card: str, entry: s
     assert children
     for name, run in children.items():
         assert_is_measured(run, CARDS[card].name, name)
-
-
-def assert_is_measured(run: Run, card: str, name: str, device: str = "cuda:0") -> None:
-    """Check the outcome of a run on a card, its peaks of memory and the error of their prediction."""
-    tags, metrics = run.data.tags, run.data.metrics
-    assert (tags["outcome"], tags["device"], tags["device_name"]) == ("ok", device, card), name
-    assert {*MEMORY, *PREDICTED} <= set(metrics), (name, tags.get("prediction"))
-    allocated, reserved, on_device = (metrics[kind] for kind in MEMORY)
-    assert 0 < allocated <= reserved <= on_device and metrics["memory/allocation_retries"] == 0, name
-    assert abs(metrics["check/prediction_error_percent"]) < 0.2, name
-    assert abs(metrics["memory/predicted_peak_reserved_mib"] - reserved) <= 2, name  # a small segment of the allocator
 
 
 def test_a_format_that_a_card_does_not_support_is_skipped_with_the_reason(finished_on: FinishedOn) -> None:
@@ -211,61 +172,6 @@ def largest_held(snapshot_file: Path) -> int:
     return max(held)
 
 
-@pytest.fixture(scope="module")
-def two_cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Done]:
-    """Give a project in which two commands have run on the second of two cards, and what each printed."""
-    project = project_on("a100", tmp_path_factory.mktemp("two"), num_devices=2)
-    second = {**NANO, "device": "cuda:1"}
-    commands = {"profiling": ("profiling", second), "main": ("main", {**second, "budget": "22MiB"})}
-    return project, dict(zip(commands, project.in_turn(commands.values()), strict=True))
-
-
-def test_a_run_on_the_second_card_uses_no_memory_of_the_first(two_cards: tuple[Project, Done]) -> None:
-    project, done = two_cards
-    assert done["profiling"].returncode == 0, done["profiling"].stdout + done["profiling"].stderr
-    parent = project.parent_of("profiling")
-    [run] = project.children_of(parent).values()
-    assert_is_measured(run, CARDS["a100"].name, "on the second card", "cuda:1")
-    assert parent.data.tags["device"] == "cuda:1"
-    [file] = project.folder.glob("runs/*-profiling-*/*/traces/memory_snapshot.pickle")
-    snapshot = pickle.loads(file.read_bytes())
-    on_first, on_second = snapshot["device_traces"]
-    assert not on_first and on_second
-    assert {segment["device"] for segment in snapshot["segments"]} == {1}
-
-
-def test_a_budget_limits_the_second_card(two_cards: tuple[Project, Done]) -> None:
-    project, done = two_cards
-    assert done["main"].returncode == 1
-    said = " ".join(done["main"].stdout.split())
-    assert "GPU 1 has a total capacity of" in said and "22.00 MiB allowed" in said
-    [run] = project.children_of(project.parent_of("main")).values()
-    assert run.data.tags["outcome"] == "out_of_memory" and run.data.metrics["memory/peak_reserved_mib"] <= 22
-
-
-@pytest.mark.slow
-def test_a_search_verifies_its_answer_for_100_steps_of_the_lengths_of_the_corpus(tmp_path: Path) -> None:
-    """With what the allocator holds after each step in MLflow and in the report."""
-    project = project_on("a100", tmp_path)
-    adapter = {"adapter": "qlora", "weights": "bfloat16", "precision": "bf16", "mathematics": "different"}
-    of_chat = {"corpus": "chat", "sequences": "padded", "sequence_length": "96"}
-    space = {"space": '{"micro_batch_size": [4, 8]}', "num_trials": "1", "budget": "200MiB"}
-    done = project.pipeline("search", {**NANO, "effective_batch_size": "8", **adapter, **of_chat, **space})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Trained again for 100 optimizer steps in a fresh process: ok" in " ".join(done.stdout.split())
-    parent = project.parent_of("search")
-    runs = {name: run for name, run in project.children_of(parent).items() if ": answer: " in name}
-    run = runs[max(runs, key=lambda name: runs[name].info.start_time)]  # a verification that is doubted is repeated
-    held = MlflowClient(project.store).get_metric_history(run.info.run_id, "step/reserved_mib")
-    assert [one.step for one in held] == [*range(100)]
-    assert 0 < max(one.value for one in held) <= run.data.metrics["memory/peak_reserved_mib"] < 200
-    [job] = project.folder.glob("runs/*-search-*")
-    checked = json.loads((job / "findings.json").read_text())["verification"]
-    assert checked["reserved_bytes"] == [2**20 * one.value for one in held]
-    assert (job / "plots" / "reserved_over_time.png").read_bytes().startswith(PNG)
-    assert "reserved memory over the steps of the answer" in (job / "report.html").read_text()
-
-
 def test_a_value_that_a_card_does_not_support_is_refused_or_leaves_the_space(finished_on: FinishedOn) -> None:
     project, done = finished_on("t4")
     refused, searched = (done[name] for name in WITHOUT_BF16)
@@ -276,44 +182,3 @@ def test_a_value_that_a_card_does_not_support_is_refused_or_leaves_the_space(fin
     assert f"left out of the space: 1 configuration: {reason}" in " ".join(searched.stdout.split())
     children = project.children_of(project.parent_of("search"))
     assert {run.data.params["precision"] for run in children.values()} == {"fp32"}
-
-
-@pytest.mark.parametrize(
-    ("entry", "settings", "words"),
-    [
-        ("main", {"budget": "4TiB"}, "a budget cannot be more than the device's memory: '4TiB' is 4096.0 GiB of"),
-        ("main", {"device": "cuda:99"}, "use device=cpu or auto"),
-        ("search", {"budget": "1MiB"}, "no configuration is predicted to fit the budget: the smallest predicted peak"),
-    ],
-)
-def test_what_no_card_can_do_is_refused_before_anything_runs(
-    entry: str, settings: dict[str, str], words: str, tmp_path: Path
-) -> None:
-    project = Project.copy(tmp_path)
-    refused = project.here(entry, {**NANO, **settings})
-    assert refused.returncode == 2 and words in " ".join(refused.stderr.split()), refused.stderr
-    assert not (project.folder / "runs").exists() and not project.runs()
-
-
-def test_a_budget_that_the_weights_exceed_ends_the_run_out_of_memory(tmp_path: Path) -> None:
-    project = Project.copy(tmp_path)
-    done = project.here("main", {**NANO, "budget": "1MiB"})
-    assert done.returncode == 1 and "gpt2-nano: out_of_memory, OutOfMemoryError: CUDA" in " ".join(done.stdout.split())
-    [run] = project.children_of(project.parent_of("main")).values()
-    assert run.data.metrics["memory/peak_reserved_mib"] == 0
-
-
-def test_ctrl_c_in_the_middle_of_a_run_on_a_card_keeps_what_was_measured(tmp_path: Path) -> None:
-    project = project_on("rtx4090", tmp_path)
-    with started(project, "python", "-m", "fitproof", "main", *as_words({**NANO, "num_steps": MANY})) as process:
-        wait_for(lambda: is_training(project), "the first steps")
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "interrupted: everything measured so far is kept" in err
-    wait_for_the_end(family)
-    parent = project.parent_of("main")
-    [child] = project.children_of(parent).values()
-    assert parent.info.status == child.info.status == "KILLED"
-    assert child.data.metrics["memory/peak_reserved_mib"] > 0 and child.data.metrics["data/tokens_seen"] > 0
-    assert not unsent(project)
