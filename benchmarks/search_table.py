@@ -29,7 +29,7 @@ from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.given import merged, nested
 from pipeline.config.space import Choice, Space
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
@@ -89,7 +89,8 @@ def measure(
 ) -> int:
     """Measure the runs that the journal lacks, in random order, each equally often; return how many are left."""
     print(f"predicting {len(experiments)} configurations, which takes minutes the first time", file=sys.stderr)
-    predicted = dict(predict_all(experiments, hardware_of(experiments[0].device)))
+    outcomes = predict_each(experiments, hardware_of(experiments[0].device))
+    predicted = {number: one for number, one in outcomes if isinstance(one, Prediction)}
     order = [(repeat, number) for repeat in range(repeats) for number in range(len(choices))]
     shuffled = sorted(order, key=lambda pair: (pair[0], random.Random(repr(pair)).random()))  # noqa: S311
     done = {(row["repeat"], *(row[name] for name in choices[0])) for row in journal.rows()}

@@ -17,7 +17,7 @@ from pipeline.prediction import cuda_context as context
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.cuda_context import context_bytes_of, measure_context, trainings
 from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.predict_all import predict_each
 from pipeline.simulation.cards import ASSUMED_CONTEXT, T4_CONTEXT
 
 MIB = 2**20
@@ -87,7 +87,7 @@ def test_a_context_that_could_not_be_measured_is_not_cached(
 
 
 def test_predictions_and_plans_use_the_measured_context(measured: list[list[str]]) -> None:
-    alone, [(_, one_of_many)] = predict(tiny(), T4), predict_all([tiny()], T4)
+    alone, [(_, one_of_many)] = predict(tiny(), T4), predict_each([tiny()], T4)
     for prediction in (alone, one_of_many):
         assert prediction.peak_reserved_bytes is not None
         assert prediction.peak_device_bytes == prediction.peak_reserved_bytes + 321 * MIB

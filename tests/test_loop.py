@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY
-from test_verification import rows_of
+from test_verification import rows_of, trained
 
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
@@ -121,6 +121,25 @@ def test_a_check_that_agrees_ends_the_search_and_is_a_trial_all_the_same(
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(1)]
     roles = ((2, "verification: answer"), (1, "verification: plain"))
     assert one.names[1:] == [f"{role}: {label(choice_of(size))}" for size, role in roles]
+
+
+def test_a_plain_run_that_is_repeated_as_losses_differ_is_kept_beside_the_trial(
+    problem: ExperimentProblem, tmp_path: Path
+) -> None:
+    class Differing(MadeUpSearch):
+        def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
+            _, metrics = super().run(name, folder, experiment, *rest)
+            return trained(10, away=0.5 * (name.startswith("verification: plain"))), metrics
+
+    made = search(problem, tmp_path, ListedProposer([2], baseline_size=1), {1: 50.0, 2: 100.0})
+    one = Differing(
+        made.problem, made.study, made.proposer, made.folder, Observer, SearchObserver(), speeds=made.speeds
+    )
+    search_and_verify(one)
+    assert one.verification is not None and one.verification.repeat_difference is not None
+    assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(1)]
+    assert [(run.source, run.choice) for run in one.extra] == [("answer", choice_of(2)), ("plain", choice_of(1))]
+    assert speeds(choice_of(1), one.runs) == [50.0, 50.0]
 
 
 @pytest.mark.quick

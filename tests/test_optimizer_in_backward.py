@@ -107,5 +107,5 @@ def test_an_error_of_the_prediction_without_clipping_costs_only_its_sentence(mon
     def failing(*_: object) -> None:
         raise RuntimeError("an operator without a fake implementation")
 
-    monkeypatch.setattr("pipeline.planning.clipping.predict_all", failing)
+    monkeypatch.setattr("pipeline.planning.clipping.predict_each", failing)
     assert cost_of_clipping([(tiny(**{**SMALL_BATCH, "max_grad_norm": 1.0}), 2**20)], CPU, 2**20) is None

@@ -30,7 +30,7 @@ from pipeline.prediction.fake.trace import LARGEST_GROWTH_BYTES, record, trace
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import SUPPORTED, not_predicted
 from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.predict_all import predict_each
 from pipeline.training.loop import Loop, Message, train
 from pipeline.training.step import build_step, make_optimizer
 
@@ -326,7 +326,7 @@ def test_parameters_that_qlora_does_not_quantize_are_counted(tmp_path: Path) -> 
 def test_many_predictions_are_numbered_as_their_experiments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiments = [tiny(micro_batch_size=size) for size in (12, 1, 3, 8, 2, 4)]
-    made = dict(predict_all(experiments, CPU, num_processes=1))
+    made = dict(predict_each(experiments, CPU))
     peaks = [made[number].peak_allocated_bytes for number in range(len(experiments))]
     assert peaks == [predict(experiment, CPU).peak_allocated_bytes for experiment in experiments]
     assert peaks[0] == max(peaks) and peaks[1] == min(peaks)

@@ -20,7 +20,7 @@ from pipeline.prediction import card_processes
 from pipeline.prediction import predict_all as predict_all_module
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_all, predict_each
+from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.simulation.cards import ASSUMED_CONTEXT, CARDS
 from pipeline.simulation.run import on_cuda_build
@@ -86,7 +86,7 @@ def test_predictions_do_not_depend_on_what_was_predicted_before(
     found = []
     for name, order in (("once", experiments), ("again", experiments[::-1])):
         monkeypatch.setenv("FITPROOF_CACHE", str(own_cache(tmp_path / name)))
-        made = dict(predict_all(order, H200))
+        made = dict(predict_each(order, H200))
         found.append([made[number] for number in range(len(order))])
     assert found[0] == found[1][::-1]
     assert len({one.peak_allocated_bytes for one in found[0]}) == len(experiments)

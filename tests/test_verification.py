@@ -18,7 +18,7 @@ from pipeline.searching.loop import findings_of
 from pipeline.searching.proposals import OptunaProposer
 from pipeline.searching.results import Verification
 from pipeline.searching.trials import Trial
-from pipeline.searching.verification import has_taken, verify
+from pipeline.searching.verification import VerificationRun, has_taken, verify
 
 SIZES = (1, 2, 4)
 
@@ -46,23 +46,37 @@ def rows_of(trials: Mapping[int, float]) -> list[Trial]:
     ]
 
 
+def run_of(choice: Mapping[str, Any], role: str, result: Result, metrics: dict[str, float]) -> VerificationRun:
+    outcome = result.outcome
+    trial = Trial(
+        number=0,
+        source=role,
+        choice=dict(choice),
+        outcome=outcome.value,
+        detail=None,
+        fits=outcome is Outcome.OK,
+        metrics=metrics,
+    )
+    return VerificationRun(trial, result)
+
+
 def verified(
     plan: ExperimentProblem, trials: Mapping[int, float], again: Mapping[int, float | Outcome]
 ) -> tuple[Verification | None, list[tuple[int, str]]]:
     """Return what verify() says where the trials had these speeds and training again gives those, and what it ran."""
     ran = []
 
-    def measure(choice: Mapping[str, Any], role: str) -> tuple[Result, dict[str, float]]:
+    def measure(choice: Mapping[str, Any], role: str) -> VerificationRun:
         size = int(choice["micro_batch_size"])
         ran.append((size, role))
         seen = again[size]
         outcome = seen if isinstance(seen, Outcome) else Outcome.OK
         metrics = {} if isinstance(seen, Outcome) else {"tokens_per_second": seen}
-        return Result(outcome=outcome, detail=None, steps=(), memory=None, finished=None, seconds_total=2.0), metrics
+        result = Result(outcome=outcome, detail=None, steps=(), memory=None, finished=None, seconds_total=2.0)
+        return run_of(choice, role, result, metrics)
 
-    ended: list[Trial] = []
-    done = verify(plan, rows_of(trials), lambda _: choice_of(1), measure, ended=ended.append)
-    assert done is None or done.runs == tuple(ended)
+    done = verify(plan, rows_of(trials), lambda _: choice_of(1), measure)
+    assert done is None or [(one.choice["micro_batch_size"], one.source) for one in done.runs] == ran
     return done, ran
 
 
@@ -213,8 +227,8 @@ def trained(num_steps: int, away: float = 0.0) -> Result:
 def test_a_longer_run_of_the_answer_is_compared_over_the_steps_of_the_plain_one(plan: ExperimentProblem) -> None:
     speed = {"tokens_per_second": 98.0, "effective_batch_size": 4.0, "predicted_peak_reserved_mib": 60.0}
 
-    def measure(choice: Mapping[str, Any], role: str) -> tuple[Result, dict[str, float]]:
-        return (trained(100), speed) if role == "answer" else (trained(10, away=1e-6), speed)
+    def measure(choice: Mapping[str, Any], role: str) -> VerificationRun:
+        return run_of(choice, role, trained(100) if role == "answer" else trained(10, away=1e-6), speed)
 
     trials = rows_of({4: 100.0})
     done = verify(plan, trials, lambda _: choice_of(1), measure)
@@ -231,11 +245,11 @@ def test_a_longer_run_of_the_answer_is_compared_over_the_steps_of_the_plain_one(
 def test_an_answer_that_runs_out_of_memory_as_lengths_vary_is_refuted(plan: ExperimentProblem) -> None:
     speed = {"tokens_per_second": 98.0, "effective_batch_size": 4.0}
 
-    def measure(choice: Mapping[str, Any], role: str) -> tuple[Result, dict[str, float]]:
+    def measure(choice: Mapping[str, Any], role: str) -> VerificationRun:
         whole = trained(100)
         if choice["micro_batch_size"] == 4:
-            return replace(whole, outcome=Outcome.OUT_OF_MEMORY, steps=whole.steps[:70]), {}
-        return whole, speed
+            return run_of(choice, role, replace(whole, outcome=Outcome.OUT_OF_MEMORY, steps=whole.steps[:70]), {})
+        return run_of(choice, role, whole, speed)
 
     done = verify(plan, rows_of({2: 80.0, 4: 100.0}), lambda _: choice_of(1), measure)
     assert done is not None and done.answer.choice == choice_of(2) and done.is_contradicted(gap=0.01)

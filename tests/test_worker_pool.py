@@ -20,7 +20,9 @@ from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
-from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.predict import predict
+from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.fork_server import loading, server_pid, start_server, stop_server
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.run import execute
@@ -158,9 +160,9 @@ def test_predictions_of_several_processes_equal_those_of_one(tmp_path: Path, mon
         for size in (12, 1, 3, 8, 2, 4)
         for policy in ("none", "every_layer")
     ]
-    together = dict(predict_all(experiments, CPU, num_processes=2))
+    together = dict(predict_each(experiments, CPU))
     monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))  # an empty cache
-    assert together == dict(predict_all(experiments, CPU, num_processes=1))
+    assert [*map(together.get, range(len(experiments)))] == [predict(one, CPU) for one in experiments]
 
 
 def variable(name: str) -> str | None:
@@ -191,8 +193,8 @@ def test_a_training_has_the_environment_of_its_parent(tmp_path: Path, monkeypatc
 
 
 def test_workers_refuse_the_same_experiments_as_one_process() -> None:
-    with pytest.raises(InvalidInputError, match="tf32 needs a CUDA GPU"):
-        list(predict_all([tiny(), tiny(precision="tf32")], CPU, num_processes=2))
+    outcomes = dict(predict_each([tiny(), tiny(precision="tf32")], CPU))
+    assert isinstance(outcomes[0], Prediction) and "tf32 needs a CUDA GPU" in str(outcomes[1])
     assert not multiprocessing.active_children()
 
 
@@ -203,8 +205,8 @@ import sys
 sys.path.insert(0, "tests")
 from conftest import tiny
 from test_worker_pool import CPU
-from pipeline.prediction.predict_all import predict_all
-for number, _ in predict_all([tiny(micro_batch_size=size) for size in range(9, 409)], CPU, num_processes=2):
+from pipeline.prediction.predict_all import predict_each
+for number, _ in predict_each([tiny(micro_batch_size=size) for size in range(9, 409)], CPU):
     print(number, flush=True)
 """
     with started(code) as process:

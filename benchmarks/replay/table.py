@@ -20,7 +20,8 @@ from pipeline.config.settings import AllSettings
 from pipeline.config.variants import read_yaml
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
-from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.prediction import Prediction
 from pipeline.searching.candidates import Candidate, Works
 
 WARMUP_STEPS = int(read_yaml(FOLDER / "search.yaml")["timing_warmup_steps"])
@@ -180,7 +181,8 @@ def count_work(file: Path) -> None:
     experiments = [
         make_experiment(merged(nested(common), nested(dict(zip(names, key, strict=True)))), "search") for key in keys
     ]
-    predictions = dict(predict_all(experiments, hardware_of(experiments[0].device)))
+    outcomes = predict_each(experiments, hardware_of(experiments[0].device))
+    predictions = {number: one for number, one in outcomes if isinstance(one, Prediction)}
     lines = [
         json.dumps({"choice": key, "pass": asdict(one.pass_work), "update": asdict(one.update_work)})
         for key, one in ((key, predictions[number]) for number, key in enumerate(keys))

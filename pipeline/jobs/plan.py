@@ -192,11 +192,11 @@ def _card_plan(
     prior = cost_prior(target, links)
     rows: dict[int, PlannedRow] = {}
     breakdowns: dict[int, Breakdown] = {}
-    causes: list[str] = []
+    causes: dict[int, str] = {}
 
     def keep(number: int, found: Longest | Prediction | InvalidInputError) -> None:
         if isinstance(found, InvalidInputError):
-            causes.append(str(found))
+            causes[number] = str(found)
             return
         choice, experiment, next_peak_bytes = choices[number], experiments[number], None
         if isinstance(found, Longest):
@@ -209,19 +209,19 @@ def _card_plan(
     with closing(_outcomes(experiments, choices, target, budget_bytes, prior, own.all, lengths_up_to)) as outcomes:
         for number, found in outcomes:
             keep(number, found)
-    num_seen = len(rows) + len(causes)
-    beside = [number for number in compared(rows, choices, default_values()) if number not in breakdowns]
-    num_seen += len({*beside} - {*rows})
+    beside = [n for n in compared(rows, choices, default_values()) if n not in breakdowns and n not in causes]
     for place, prediction in predict_each([experiments[n] for n in beside], target, budget_bytes=budget_bytes):
         keep(beside[place], prediction)
     if causes and not rows:
-        raise InvalidInputError("\n".join(f"no configuration is predicted: {cause}" for cause in dict.fromkeys(causes)))
+        raise InvalidInputError(
+            "\n".join(f"no configuration is predicted: {cause}" for cause in dict.fromkeys(causes.values()))
+        )
     ordered = tuple(rows[number] for number in sorted(rows))
     notes = [
         *notes_on_card(target),
         note_on_rates(target),
         note_on_links(links, world_size) if links and world_size > 1 else None,
-        *counted_causes(causes, len(experiments)),
+        *counted_causes(causes.values(), len(experiments)),
         *not_predicted(experiments, target.kind),
         *notes_on(experiments),
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
@@ -240,7 +240,7 @@ def _card_plan(
         skipped=sentences(refusals) if rows else tuple(refusals),
         breakdown=None,
         notes=tuple(note for note in notes if note),
-        num_configurations=None if num_seen == len(experiments) else len(experiments),
+        num_configurations=None if len(rows) + len(causes) == len(experiments) else len(experiments),
         lengths_up_to=lengths_up_to,
         gpus_per_host=links.gpus_per_host if links else GPUS_PER_MACHINE,
     )

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.prediction.predict_all import predict_all
+from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.prediction import Prediction
 
 WITHOUT = {"max_grad_norm": None, "optimizer_in_backward": True}
 """The settings with which a gradient is freed as soon as its parameter is updated."""
@@ -27,10 +28,10 @@ def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardwa
         return None
     before, _, other, one = min(possible, key=lambda each: each[:2])
     try:
-        [(_, prediction)] = predict_all([other], target, budget_bytes=budget_bytes)
+        [(_, prediction)] = predict_each([other], target, budget_bytes=budget_bytes)
     except Exception:  # of any model on fake tensors: a sentence more is not worth the plan or the search
         return None
-    if prediction.peak_bytes >= before:
+    if not isinstance(prediction, Prediction) or prediction.peak_bytes >= before:
         return None
     fits = ", which fits" if prediction.fits(budget_bytes) and before > budget_bytes else ""
     return (

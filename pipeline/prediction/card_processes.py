@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cache
 from multiprocessing.connection import Pipe
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
@@ -36,8 +37,8 @@ class CardProcesses:
         folder = Path(self._folder.name)
         self._log = folder / "log.txt"
         self._connection, theirs = Pipe()
-        self._outcomes: dict[int, Any] = {}
-        self._lock, self._count = threading.RLock(), 0
+        self._calls: dict[int, SimpleQueue[tuple[int, bytes | None]]] = {}
+        self._sending, self._count = threading.Lock(), 0
         card = environment(next(iter(CARDS.values())), python=python, report=folder)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -49,6 +50,8 @@ class CardProcesses:
                 stderr=log,
             )
         theirs.close()
+        self._receiving = threading.Thread(target=self._receive, daemon=True)
+        self._receiving.start()
         atexit.register(self.close)
 
     def call(
@@ -63,40 +66,43 @@ class CardProcesses:
             RuntimeError: the host has ended.
 
         """
-        sent: dict[int, int] = {}
-        with self._lock:
-            for place, (argument, own) in enumerate(zip(arguments, variables, strict=True)):
-                self._count += 1
-                sent[self._count] = place
-                call = pickle.dumps((function, argument))
-                self._send((self._count, pickle.dumps((dict(own), Path.cwd(), _own_paths(), call))))
+        sent, outcomes = dict[int, int](), SimpleQueue[tuple[int, bytes | None]]()
         try:
+            for place, (argument, own) in enumerate(zip(arguments, variables, strict=True)):
+                call = pickle.dumps((function, argument))
+                with self._sending:
+                    self._count += 1
+                    sent[self._count], self._calls[self._count] = place, outcomes
+                    self._send((self._count, pickle.dumps((dict(own), Path.cwd(), _own_paths(), call))))
             while sent:
-                number, outcome = self._next_of(sent)
-                yield sent.pop(number), outcome
+                number, outcome = outcomes.get()
+                if outcome is None:
+                    raise self._ended()
+                yield sent.pop(number), pickle.loads(outcome)  # noqa: S301  # from our own process
         finally:
             for number in sent:
-                self._send((number, None))
+                self._calls.pop(number, None)
+                with self._sending:
+                    self._send((number, None))
 
     def close(self) -> None:
         """End the host and its processes."""
-        self._connection.close()
         self._process.terminate()
         self._process.wait()
+        self._receiving.join()
+        self._connection.close()
         self._folder.cleanup()
 
-    def _next_of(self, numbers: Mapping[int, int]) -> tuple[int, Any]:
-        """Wait for the outcome of one of these calls; those of other threads' calls are kept for them."""
-        while True:
-            with self._lock:
-                for number in numbers:
-                    if number in self._outcomes:
-                        return number, self._outcomes.pop(number)
-                try:
-                    number, outcome = self._connection.recv()
-                except (EOFError, ConnectionError) as error:
-                    raise self._ended() from error
-                self._outcomes[number] = pickle.loads(outcome)  # noqa: S301  # from our own process
+    def _receive(self) -> None:
+        """Give each outcome to the thread that waits for it, and None to all that wait when the host ends."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                number, outcome = self._connection.recv()
+                outcomes = self._calls.pop(number, None)
+                if outcomes is not None:  # else nobody waits any more
+                    outcomes.put((number, outcome))
+        for number, outcomes in [*self._calls.items()]:
+            outcomes.put((number, None))
 
     def _send(self, message: object) -> None:
         try:

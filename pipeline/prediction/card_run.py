@@ -65,8 +65,8 @@ def cached_run(request: CardRequest) -> Prediction:
     """
     prepared = request.prepared or request.experiment.read_corpus()
     request = replace(request, prepared=prepared, typical=request.typical or typical_step(request.experiment, prepared))
-    asked = request.context_bytes, request.budget_bytes, request.typical, request.is_recorded
-    return cached(request.experiment, request.target, prepared, asked, partial(run_on_card, request))
+    asked, run = (request.context_bytes, request.budget_bytes, request.typical), partial(run_on_card, request)
+    return cached(request.experiment, request.target, prepared, asked, run, needs_breakdown=request.is_recorded)
 
 
 def run_on_card(request: CardRequest) -> Prediction:

@@ -1,11 +1,11 @@
-"""Experiments -> Predictions, in worker processes."""
+"""Experiments -> Predictions, several at a time: on a CPU in worker processes, on a card in those of its host."""
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import chain
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError, first_line
@@ -21,48 +21,26 @@ SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
 """Settings of how a batch is split."""
 
 
-def predict_all(
-    experiments: Sequence[Experiment],
-    target: Hardware,
-    **options: Any,
-) -> Generator[tuple[int, Prediction], None, None]:
-    """Yield the index of each experiment and its prediction, as completed.
-
-    Options are those of predict_each().
-
-    Raises:
-        InvalidInputError: as predict().
-
-    """
-    with closing(predict_each(experiments, target, **options)) as predictions:
-        for number, prediction in predictions:
-            if isinstance(prediction, InvalidInputError):
-                raise prediction
-            yield number, prediction
-
-
 def predict_each(
     experiments: Sequence[Experiment],
     target: Hardware,
     *,
     budget_bytes: int | None = None,
-    num_processes: int | None = None,
+    is_recorded: bool = True,
 ) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
-    """Yield the index of each experiment and its prediction, or why it cannot be predicted.
+    """Yield the index of each experiment and its prediction, or why it cannot be predicted, as completed.
 
-    `budget_bytes` is what a card has for each. `num_processes` is the number of worker processes on a CPU, which end
-    with the iterator; by default one for each core.
+    `budget_bytes` is what a card has for each; without a recording, predictions on one have no work and no breakdown.
     """
     if target.kind == "cuda":
-        yield from _predict_on_card(experiments, target, budget_bytes)
+        yield from _predict_on_card(experiments, target, budget_bytes, is_recorded)
         return
-    num_processes = num_processes or min(num_cores(), len(experiments))
-    with worker_pool(max(1, num_processes)) as pool:
+    with worker_pool(max(1, min(num_cores(), len(experiments)))) as pool:
         yield from run_all(pool, partial(_prediction_or_error, target=target), experiments)
 
 
 def _predict_on_card(
-    experiments: Sequence[Experiment], target: Hardware, budget_bytes: int | None
+    experiments: Sequence[Experiment], target: Hardware, budget_bytes: int | None, is_recorded: bool
 ) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
     """Yield predictions whose work is recorded at the smallest and the largest micro-batch, and linear between them."""
     families: dict[str, list[int]] = {}
@@ -72,6 +50,9 @@ def _predict_on_card(
             families.setdefault(_family_of(experiment), []).append(number)
         else:
             yield number, InvalidInputError(reason)
+    if not is_recorded:
+        yield from _on_card(experiments, [*chain(*families.values())], target, budget_bytes, is_recorded=False)
+        return
     recorded: dict[int, Prediction] = {}
     ends = [number for numbers in families.values() for number in dict.fromkeys((numbers[0], numbers[-1]))]
     for number, prediction in _on_card(experiments, ends, target, budget_bytes, is_recorded=True):
@@ -112,6 +93,7 @@ def _with_work(prediction: Prediction, low: Prediction, high: Prediction) -> Pre
     share = (prediction.micro_batch_size - low.micro_batch_size) / max(1, high.micro_batch_size - low.micro_batch_size)
     work = combined(lambda one, other: one + share * (other - one), low.pass_work, high.pass_work)
     work = replace(work, sent_bytes=low.pass_work.sent_bytes)  # the same for any size, but for that of a single pass
+    prediction = replace(prediction, breakdown=None)  # a cached one may have it
     return replace(prediction, pass_work=work, last_pass_work=low.last_pass_work, update_work=low.update_work)
 
 

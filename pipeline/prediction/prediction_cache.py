@@ -30,10 +30,11 @@ PATTERN = "prediction-*"
 IRRELEVANT = """
     device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
     learning_rate_warmup_steps learning_rate_warmup_ratio learning_rate_schedule num_epochs weight_decay eval_steps
-    gradient_underflow dataset_size budget time_limit output expandable_segments corpus vocabulary_size sequence_length
-    sequences
+    gradient_underflow dataset_size budget time_limit output expandable_segments
 """
-"""Settings, separated by blanks, that change no storage, or only through the example and the vocabulary."""
+"""Settings, separated by blanks, that change no storage."""
+OF_EXAMPLE = ("corpus", "vocabulary_size", "sequence_length", "sequences")
+"""Settings that change storage only through the example and the vocabulary."""
 CODE = ("base", "config", "data", "memory", "models", "prediction", "simulation", "techniques", "training")
 """Folders of the package that a prediction depends on."""
 SOURCES = (".py", ".c", ".h", ".csv")
@@ -56,6 +57,7 @@ def cached(
     prepared: Prepared,
     asked: tuple[object, ...],
     predict: Callable[[], Prediction],
+    needs_breakdown: bool = False,
 ) -> Prediction:
     """Return the prediction that the cache has, else the one of `predict`, which is then cached.
 
@@ -66,7 +68,7 @@ def cached(
         return predict()
     file = prediction_file(experiment, target, prepared, identity, asked)
     found = read_cached(file, PREDICTION)
-    if found is None:
+    if found is None or (needs_breakdown and found.breakdown is None):
         found = predict()
         write_cached(file, PREDICTION, found)
     return found
@@ -77,9 +79,8 @@ def prediction_file(
 ) -> Path:
     """Return the file of a prediction: its name is a digest of everything that the prediction depends on."""
     corpus = f"{experiment.settings.corpus}."
-    settings = {
-        k: str(v) for k, v in experiment.params().items() if k not in IRRELEVANT.split() and not k.startswith(corpus)
-    }
+    left_out = {*IRRELEVANT.split(), *OF_EXAMPLE}
+    settings = {k: str(v) for k, v in experiment.params().items() if k not in left_out and not k.startswith(corpus)}
     example = {name: (tuple(part.shape), str(part.dtype), id(part)) for name, part in prepared.train.batch([0]).items()}
     tensors = [number for *_, number in example.values()]
     modules = {type(one).__module__ for one in experiment.techniques}

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from pipeline.base.errors import first_line
+from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.patches import not_predicted
-from pipeline.prediction.predict_all import predict_all, why_not_predicted
+from pipeline.prediction.predict_all import predict_each, why_not_predicted
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.run import measured_summary
 from pipeline.training.metrics import PREDICTION, Summary
@@ -32,15 +32,17 @@ def summary(experiment: Experiment, result: Result) -> Summary:
 
 
 def prediction_of(experiment: Experiment) -> Prediction:
-    """Return the prediction of a run on this machine.
+    """Return the predicted memory of a run on this machine.
 
     Raises:
         InvalidInputError: the run's device does not support it, or it reads the values of tensors.
 
     """
     alike, target = [experiment.with_random_weights("cpu")], hardware_of(experiment.device)
-    [(_, prediction)] = predict_all(alike, target, budget_bytes=experiment.budget_bytes)
-    return prediction
+    [(_, found)] = predict_each(alike, target, budget_bytes=experiment.budget_bytes, is_recorded=False)
+    if isinstance(found, InvalidInputError):
+        raise found
+    return found
 
 
 def _prediction_metrics(prediction: Prediction, measured: Mapping[str, float], outcome: Outcome) -> dict[str, float]:

@@ -31,7 +31,7 @@ from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
 from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME, TrialRecord, judge
 from pipeline.searching.trials import PLAIN, TRIAL, Proposal, Trial, best_speed, best_trial, label, run_name, trials_in
-from pipeline.searching.verification import has_taken, verify
+from pipeline.searching.verification import VerificationRun, has_taken, verify
 from pipeline.training.loop import Stop, never_stop
 from pipeline.training.metrics import PASSES_PER_MICRO_BATCH, Summary
 
@@ -229,7 +229,8 @@ def search_and_verify(search: Search) -> None:
     is left and another configuration is the faster one by all runs. If the plain configuration of the verification
     has no trial, its measurement is added to the study as one.
     """
-    deadline, num_verified = deadline_of(search.problem), -1
+    deadline = time.monotonic() + (search.problem.settings.search_time_limit or math.inf)
+    num_verified = -1
     run_trials(search, deadline)
     while search.problem.settings.verify_steps and not _stands(search):
         trials = search.trials
@@ -263,32 +264,31 @@ def _is_overtaken(search: Search) -> bool:
 
 
 def _verify(search: Search, trials: Sequence[Trial]) -> Verification | None:
-    """Verify the answer; its runs become trials or are added to the search's other measurements."""
-    number, stored, roles = len(search.verifications), list[Choice](), list[str]()
+    """Verify the answer; each of its runs becomes a trial or is added to the search's other measurements."""
+    number, roles = len(search.verifications), list[str]()
 
-    def measure(choice: Choice, role: str) -> tuple[Result, dict[str, float]]:
+    def measure(choice: Choice, role: str) -> VerificationRun:
         name, labels = f"{run_name(number, role)}: {label(choice)}", {"variant": label(choice), "verification": role}
         stop = partial(has_taken, search.problem.settings.verify_steps) if role == PLAIN else never_stop
         roles.append(role)
         again = f" {roles.count(role)}" if roles.count(role) > 1 else ""  # an answer that fails gives way to another
         folder = f"verification-{number + 1:02} {role}{again}"
-        done = search.run(name, folder, search.problem.verified(choice), labels, stop)
-        search.observer.verified(name, done[0])
-        if role == PLAIN and store_measurement(search, choice, *done):
-            stored.append(choice)
-        return done
-
-    def keep(run: Trial) -> None:
-        if run.choice not in stored:
+        result, metrics = search.run(name, folder, search.problem.verified(choice), labels, stop)
+        search.observer.verified(name, result)
+        run = Trial(
+            number=number,
+            source=role,
+            choice=choice,
+            outcome=result.outcome.value,
+            detail=result.detail,
+            fits=result.outcome is Outcome.OK,
+            metrics=metrics,
+        )
+        if role != PLAIN or not store_measurement(search, choice, result, metrics):
             search.extra.append(run)
+        return VerificationRun(run, result)
 
-    baseline = partial(search.proposer.baseline, trials)
-    return verify(search.problem, [*trials, *search.extra], baseline, measure, number, keep)
-
-
-def deadline_of(problem: Problem) -> float:
-    """Return the deadline of a search that starts now, in seconds of time.monotonic()."""
-    return time.monotonic() + (problem.settings.search_time_limit or math.inf)
+    return verify(search.problem, [*trials, *search.extra], partial(search.proposer.baseline, trials), measure)
 
 
 def store_measurement(search: Search, choice: Choice, result: Result, metrics: dict[str, float]) -> bool:

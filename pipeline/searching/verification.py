@@ -5,18 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pipeline.base.results import Outcome, Result
+from pipeline.base.results import Result
 from pipeline.config.space import Choice, size_of
 from pipeline.searching.problem import Problem
 from pipeline.searching.results import Verification
 from pipeline.searching.trials import ANSWER, PLAIN, Trial, label, one_per_configuration, speed_of, speeds, trials_in
 from pipeline.training.metrics import against_baseline
 from pipeline.training.timing import is_slowed
-
-Measure = Callable[[Choice, str], tuple[Result, dict[str, float]]]
-"""(configuration, its role: ANSWER or PLAIN) -> the result of training it, and its summary metrics."""
-Baseline = Callable[[Choice], Choice | None]
-"""An answer -> the baseline that is the same training, if one fits."""
 
 
 class VerificationRun(NamedTuple):
@@ -27,34 +22,19 @@ class VerificationRun(NamedTuple):
     """With the losses of each optimizer step."""
 
 
-def verify(
-    problem: Problem,
-    runs: Sequence[Trial],
-    baseline: Baseline,
-    measure: Measure,
-    number: int = 0,
-    ended: Callable[[Trial], None] = lambda _: None,
-) -> Verification | None:
+Measure = Callable[[Choice, str], VerificationRun]
+"""(configuration, its role: ANSWER or PLAIN) -> a run of it."""
+Baseline = Callable[[Choice], Choice | None]
+"""An answer -> the baseline that is the same training, if one fits."""
+
+
+def verify(problem: Problem, runs: Sequence[Trial], baseline: Baseline, measure: Measure) -> Verification | None:
     """Train the fastest configurations that fit again, and a baseline; None if nothing fits.
 
     The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by all of its
     runs, and configurations are trained again as long as their earlier runs, of trials and of verifications, were
-    faster than that. One that does not fit or does not complete is refuted. `ended` receives each run.
+    faster than that. One that does not fit or does not complete is refuted.
     """
-
-    def train(choice: Choice, role: str) -> VerificationRun:
-        result, metrics = measure(choice, role)
-        trial = Trial(
-            number=number,
-            source=role,
-            choice=choice,
-            outcome=result.outcome.value,
-            detail=result.detail,
-            fits=result.outcome is Outcome.OK,
-            metrics=metrics,
-        )
-        ended(trial)
-        return VerificationRun(trial, result)
 
     def speed(one: VerificationRun) -> float:
         return speed_of(one.trial.choice, [*runs, one.trial])
@@ -64,7 +44,7 @@ def verify(
     for choice in sorted(fitting, key=lambda choice: speed_of(choice, runs), reverse=True):
         if any(speed(one) >= speed_of(choice, runs) for one in tried if one.trial.fits):
             break
-        tried.append(train(choice, ANSWER))
+        tried.append(measure(choice, ANSWER))
     if not tried:
         return None
     completed = [one for one in tried if one.trial.fits]
@@ -74,14 +54,14 @@ def verify(
     plain = next((one for one in completed if one.trial.choice == wanted), None)
     again = tried
     if plain is None and wanted is not None:
-        plain = train(wanted, PLAIN)
+        plain = measure(wanted, PLAIN)
         again = [*tried, plain]
     own = answer.trial.tokens_per_second if answer.trial.fits else None
     was_slowed = own is not None and is_slowed(own, speeds(choice, runs))
     found = _verification(problem, answer, plain, again, was_slowed)
     if plain is None or found.same_training is not False:
         return found
-    repeated = train(dict(plain.trial.choice), PLAIN)  # it may be that no two runs agree, as without a seed
+    repeated = measure(dict(plain.trial.choice), PLAIN)  # it may be that no two runs agree, as without a seed
     return replace(
         found,
         repeat_difference=_compared(repeated, plain).get("max_loss_difference"),
