@@ -95,8 +95,6 @@ class Description:
     """Name or folder of its published tokenizer, if it has one."""
     needs_tokenizer: bool = False
     """Whether a corpus must be tokenized with that tokenizer."""
-    width: int | None = None
-    """Channels of its layers, if known."""
     activation: str | None = None
     """transformers' name of the activation function of its layers, if they have one of them."""
     inputs: tuple[RandomInput, ...] = ()
@@ -226,6 +224,9 @@ def _not_built(name: str, error: Exception, without: str) -> InvalidInputError:
 
 class Sequences(ABC):
     """Training examples, addressed by index and in memory before the first step."""
+
+    documents: "Sequences | None" = None
+    """The sequences of tokens that these are made of, if others."""
 
     @abstractmethod
     def __len__(self) -> int:

@@ -52,21 +52,17 @@ class Ranks:
         self.size, self.tensor_parallel, self._emit = size, tensor_parallel, emit
         self.num_data_ranks = num_data_ranks(size, tensor_parallel)
         """Groups of neighbouring ranks that take the same sequences, and divide each matrix."""
-        self._has_group = size > 1 and dist.is_initialized()
-        self.rank = dist.get_rank() if self._has_group else 0
+        self.has_group = size > 1 and dist.is_initialized()
+        """Whether they exchange anything, or a simulated card makes them believe so."""
+        self.rank = dist.get_rank() if self.has_group else 0
         """This process's number, counted from 0."""
         self.data_rank = self.rank // tensor_parallel
         """The number of its group, counted from 0."""
 
     @property
-    def has_group(self) -> bool:
-        """Whether they exchange anything, or a simulated card makes them believe so."""
-        return self._has_group
-
-    @property
     def are_imagined(self) -> bool:
         """Whether this process is the only one of them: in prediction, or as a simulated card makes it one of many."""
-        return not self._has_group or "SIMULATED_CARD_RANK" in os.environ
+        return not self.has_group or "SIMULATED_CARD_RANK" in os.environ
 
     def own(self, micro_batches: Sequence[Part]) -> tuple[Part, ...]:
         """Return this rank's share of micro-batches: in each pass the groups take the next ones, in their order."""
@@ -84,12 +80,12 @@ class Ranks:
 
     def entered(self) -> None:
         """Emit that a collective operation begins."""
-        if self._has_group:
+        if self.has_group:
             self._emit(CollectiveEntered())
 
     def add(self, tensor: Tensor) -> None:
         """Replace a tensor, the same in a group, by its sum over all groups, without waiting for the device."""
-        if self._has_group:
+        if self.has_group:
             self.entered()
             dist.all_reduce(tensor)
             if self.tensor_parallel > 1:
@@ -97,7 +93,7 @@ class Ranks:
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest value of all ranks for each of these numbers, which are on the host."""
-        if not self._has_group:
+        if not self.has_group:
             return list(values)
         self.entered()
         tensor = torch.tensor(values, dtype=torch.float64, device="cpu")

@@ -115,7 +115,7 @@ def _set(content: dict[Any, Any], key: str, value: Value) -> bool:
 
 
 def _patched_toml(text: str, changes: Mapping[str, Value]) -> str:
-    """Return TOML with other values; whatever else stands in it stays, comments too.
+    """Return TOML with other values; all other lines stay, comments too.
 
     Raises:
         InvalidInputError: a key is written in a way that is not known here, such as over several lines.

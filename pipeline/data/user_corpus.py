@@ -61,14 +61,15 @@ def _documents(result: Any, name: str) -> list[str]:
 
 
 def _of_tokens(ids_NT: Tensor, request: CorpusRequest) -> Prepared:
-    """Return the rows as sequences, one of HELD_OUT_EVERY held out."""
+    """Return the rows as sequences, one of HELD_OUT_EVERY held out; of few rows the second one."""
     length = request.sequence_length
     if ids_NT.ndim != 2 or ids_NT.shape[1] != length or ids_NT.is_floating_point() or not len(ids_NT):
         raise InvalidInputError(
             f"{request.name} must return integers of the shape [N, sequence_length], and returns {list(ids_NT.shape)} "
             f"of {ids_NT.dtype} at sequence_length={length}; split them to that length, or return texts"
         )
-    held_out = torch.arange(len(ids_NT)) % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
+    first = HELD_OUT_EVERY // 2 if len(ids_NT) > HELD_OUT_EVERY // 2 else 1
+    held_out = torch.arange(len(ids_NT)) % HELD_OUT_EVERY == first
 
     def sequences(rows_NT: Tensor) -> PackedSequences:
         tokens = rows_NT.to(torch.int32).flatten().numpy()

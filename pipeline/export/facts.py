@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.base.contracts import SequencesKind
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
-from pipeline.config.experiment import VARYING, Experiment
+from pipeline.config.experiment import Experiment
 from pipeline.data._support import packing
 from pipeline.data._support.tokenizing import token_folder
 from pipeline.export.literals import literal
@@ -75,6 +75,8 @@ class Facts:
     device: str
     sequence_length: int
     sequences: SequencesKind
+    lengths_vary: bool
+    """Whether each micro-batch is as long as its longest sequence."""
     masked: bool
     """Whether some tokens are no targets: train.targets.npy, beside `tokens`, says which are."""
     model: str
@@ -125,11 +127,6 @@ class Facts:
     def packs_documents(self) -> bool:
         """Whether each sequence has whole documents, which do not attend to one another."""
         return self.sequences == "packed_documents"
-
-    @property
-    def lengths_vary(self) -> bool:
-        """Whether each micro-batch is as long as its longest sequence."""
-        return self.sequences in VARYING
 
     @property
     def device_type(self) -> str:
@@ -267,6 +264,7 @@ def facts_of(experiment: Experiment) -> Facts:
         device=settings.device,
         sequence_length=settings.sequence_length,
         sequences=settings.sequences,
+        lengths_vary=experiment.lengths_vary,
         masked=targets.exists(),
         model=_absolute(settings.model),
         has_labels="labels" in prepared.train.batch([0]),

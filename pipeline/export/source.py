@@ -110,7 +110,9 @@ def _of_template(template: ChatTemplate) -> dict[str, Any]:
     }
 
 
-def _source(path: Path | None, corpus: Any, **more: Any) -> Source:
+def _source(path: Path | None, corpus: Any, **more: Any) -> Source | None:
+    if path is not None and kind_of(path) == ".tsv":  # the package datasets separates columns by commas
+        return None
     if path is not None:
         path = path.expanduser().absolute()
         return Source(path=str(path), file_format=FORMATS.get(kind_of(path)), **more)

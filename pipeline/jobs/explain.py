@@ -170,7 +170,7 @@ def _of_command(settings: ExplainSettings, messages: Messages, console: Console)
                 wanted,
                 template,
                 levers,
-                (message, messages.num_messages),
+                message,
                 Path(folder),
                 partial(say, console),
                 may_need_values=settings.values == "auto",

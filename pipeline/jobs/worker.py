@@ -40,7 +40,8 @@ class WorkerSettings(Settings):
     storage: str = SearchSettings.model_fields["storage"].default
     """URL of the Optuna storage that keeps the study."""
     workers: PositiveInt | None = None
-    """Trials at the same time on this machine, each on its own GPU; none: one for each visible GPU, one on a CPU."""
+    """Trials at the same time on this machine, each on GPUs of its own; none: as many as there are groups of visible
+    GPUs for the largest world_size, one on a CPU."""
     output: Path = RESULTS
     """Folder for the results of the trials of this machine."""
 

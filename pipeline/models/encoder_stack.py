@@ -33,7 +33,6 @@ class EncoderStack(Model):
             )
         return Description(
             kind="vectors",
-            width=self.width,
             inputs=(RandomInput("inputs", (None, self.width)), RandomInput("targets", (None, self.width))),
         )
 

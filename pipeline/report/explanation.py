@@ -19,7 +19,8 @@ SAME_SHARE = 0.02
 def explanation_report(explanation: Explanation) -> Report:
     """Return the report; the memory of the simulation follows the table of what was tried."""
     simulated = simulation_report(explanation.simulation)
-    tries = (_tries_table(explanation.tries),) if explanation.tries else ()
+    tries = explanation.tries
+    tried = (Section(title="what was tried", tables=(_tries_table(tries),)),) if tries else ()
     return replace(
         simulated,
         entry="explain",
@@ -29,10 +30,7 @@ def explanation_report(explanation: Explanation) -> Report:
         command=None if explanation.answer is None else shlex.join(explanation.answer_command),
         command_title="Run it with the smallest change that fits",
         settings={**simulated.settings, "message": " ".join(sentences(explanation.message))},
-        sections=(
-            Section(title="what was tried", tables=tries),
-            *(section.on_page_alone() for section in simulated.sections),
-        ),
+        sections=(*tried, *(section.on_page_alone() for section in simulated.sections)),
     )
 
 

@@ -47,12 +47,9 @@ def losses_panel(rows: Sequence[Row], of: str = "") -> Panel:
     parts = {"loss": found}
     if baseline.name in found and len(alike) > 1:
         title += f" (below: the difference from {baseline.name})"
+        others = dict(found[baseline.name])  # by step: a resumed run begins later
         parts["difference"] = {
-            name: [
-                (step, _less(loss, other))
-                for (step, loss), (_, other) in zip(found[name], found[baseline.name], strict=False)
-            ]
-            for name in alike
+            name: [(step, _less(loss, others[step])) for step, loss in found[name] if step in others] for name in alike
         }
     if not found:
         return curves(title, found, "loss")

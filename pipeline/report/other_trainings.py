@@ -21,8 +21,8 @@ FORMS = {"loss": "{:.4f}", **dict.fromkeys(("difference", "mean", "held out"), "
 def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
     """Return table and plot of the runs of a comparison that are another training; None if there are none.
 
-    Losses are compared after the first optimizer steps that a run and the reference have in common. There is no plot
-    where the reference is the baseline, whose differences are below the losses of the comparison.
+    Losses are compared in the optimizer steps that a run and the reference have in common. There is no plot where
+    the reference is the baseline, whose differences are below the losses of the comparison.
     """
     trained = [row for row in rows if row.steps]
     changed = {row.name: changes(row) for row in trained}
@@ -36,7 +36,7 @@ def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
         note = f"Another training than {REFERENCE}, which has not been measured here: {names}. So no losses compare."
         return Section(title=title, notes=(note,))
     reference = plain[0]
-    compared = [row for row in others if not of_other_data(row, reference)]
+    compared = [row for row in others if not of_other_data(row, reference) and _pairs(row, reference)]
     if not compared:
         return None
     lines = [{**_line(row, reference), "changed": changed[row.name]} for row in compared]
@@ -71,11 +71,11 @@ def changes(row: Row) -> str:
 
 def _line(row: Row, reference: Row) -> dict[str, object]:
     pairs = _pairs(row, reference)
-    differences = [own - other for own, other in pairs]
+    differences = [own - other for _, own, other in pairs]
     values: dict[str, object] = {
         "variant": row.name,
         "steps": len(pairs),
-        "loss": pairs[-1][0],
+        "loss": pairs[-1][1],
         "difference": differences[-1],
         "mean": statistics.fmean(differences),
     }
@@ -84,21 +84,21 @@ def _line(row: Row, reference: Row) -> dict[str, object]:
     return values
 
 
-def _pairs(row: Row, reference: Row) -> list[tuple[float, float]]:
-    """Return the losses of both in each of the first steps that they have in common."""
-    return [(one.loss, other.loss) for one, other in zip(row.steps, reference.steps, strict=False)]
+def _pairs(row: Row, reference: Row) -> list[tuple[int, float, float]]:
+    """Return the number, counted from 1, and the losses of each step that both have."""
+    others = {record.step: record.loss for record in reference.steps}
+    return [(one.step + 1, one.loss, others[one.step]) for one in row.steps if one.step in others]
 
 
 def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: Sequence[Row]) -> Plot:
     """Return the losses of a reference and of others, and their differences from its own."""
     pairs = {row.name: _pairs(row, reference) for row in (reference, *compared)}
-    num_steps, numbers = max(len(pairs[row.name]) for row in compared), colour_numbers(rows)
+    last, numbers = max(pairs[row.name][-1][0] for row in compared), colour_numbers(rows)
     losses: dict[str, list[tuple[float, float | None]]] = {}
     differences: dict[str, list[tuple[float, float | None]]] = {}
     for run, found in pairs.items():
-        numbered = list(enumerate(found[:num_steps], 1))
-        losses[run] = [(step, own) for step, (own, _) in numbered]
-        differences[run] = [(step, own - other) for step, (own, other) in numbered]
+        losses[run] = [(step, own) for step, own, _ in found if step <= last]
+        differences[run] = [(step, own - other) for step, own, other in found if step <= last]
     panels = (
         curves("loss in the first steps", losses, "loss", colour_numbers=numbers),
         curves(f"loss less that of {reference.name}", differences, "difference", colour_numbers=numbers),

@@ -38,7 +38,8 @@ class SearchSettings(SpaceSettings):
     objectives: Literal["throughput", "pareto"] = "throughput"
     """throughput: the fastest within the budget; pareto: the Pareto front of memory and throughput as well."""
     workers: PositiveInt | None = None
-    """Trials at the same time on this machine, each on its own GPU; none: one for each visible GPU, one on a CPU."""
+    """Trials at the same time on this machine, each on GPUs of its own; none: as many as there are groups of visible
+    GPUs for the largest world_size, one on a CPU."""
     executor: Literal["local", "ray"] = "local"
     """local: workers are on this machine; ray: each trial is a task of a Ray cluster (needs `pip install '.[ray]'`)."""
     ray_address: str | None = None

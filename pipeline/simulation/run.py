@@ -72,7 +72,7 @@ class SimulatedRun:
     records: tuple[Record, ...]
     """Of the processes whose torch asked for a card's memory, by rank."""
     processes: tuple[Process, ...]
-    """What the same processes did on their cards, as the cards counted it."""
+    """What each process did on its card, also one without torch, as the card counted it."""
     folder: Path
     """Where they recorded it."""
 

@@ -141,7 +141,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 def against_baseline(
     result: Result, metrics: dict[str, float], baseline: Result, baseline_metrics: dict[str, float]
 ) -> dict[str, float]:
-    """Return the metrics that compare a run with its baseline, but for their times: see comparison.with_times().
+    """Return the metrics that compare a run with its baseline, but for their times: see time_differences.with_times().
 
     Memory is the peak of allocated bytes. The largest difference of the losses of a step is left out for runs of
     different effective batch sizes or of other steps; it is NaN if a loss is.

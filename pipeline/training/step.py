@@ -62,11 +62,6 @@ Build = Callable[[Experiment, Prepared], Trainable]
 """Builds the model on its device."""
 
 
-def on_host(experiment: Experiment, prepared: Prepared) -> Trainable:
-    """Build the model, and let each technique change it before it is moved."""
-    return changed_on_host(experiment, experiment.model.build(experiment.settings.model, prepared.vocabulary_size))
-
-
 def changed_on_host(experiment: Experiment, trainable: Trainable) -> Trainable:
     """Let each technique change the model that was built, and return it."""
     for technique in experiment.techniques:
@@ -76,7 +71,8 @@ def changed_on_host(experiment: Experiment, trainable: Trainable) -> Trainable:
 
 def on_device(experiment: Experiment, prepared: Prepared) -> Trainable:
     """Build the model on the CPU and move it to its device, where 4-bit weights are quantized: on a CPU too."""
-    return moved(experiment, on_host(experiment, prepared))
+    built = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    return moved(experiment, changed_on_host(experiment, built))
 
 
 def moved(experiment: Experiment, trainable: Trainable) -> Trainable:

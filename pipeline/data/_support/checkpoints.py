@@ -86,7 +86,7 @@ def module_of(auto_class: str, name: str, config: Any, *, pretrained: bool) -> n
 
 
 def check_weights(name: str, setting: str) -> None:
-    """Raise InvalidInputError unless every file of a model's weights is there and whole; it reads their headers alone.
+    """Raise InvalidInputError unless every file of a model's weights is there and, if it has a header, whole.
 
     `setting` is the one that asks for them. What the hub has is downloaded here, before any run: the download is no
     part of a run's time.
@@ -99,7 +99,9 @@ def check_weights(name: str, setting: str) -> None:
         _names_in(whole)
     elif index is not None:
         _check_shards(name, index)
-    elif not _file(name, WEIGHTS_NAME) and not _file(name, WEIGHTS_INDEX_NAME):
+    elif _file(name, WEIGHTS_NAME) is None and (index := _file(name, WEIGHTS_INDEX_NAME)) is not None:
+        _check_shards(name, index)
+    elif _file(name, WEIGHTS_NAME) is None:
         raise InvalidInputError(
             f"pretrained weights need {SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME}, and {name} has neither; name "
             f"another model, or set {setting}=false for random weights of its shape"
@@ -136,7 +138,7 @@ def why_unread(error: Exception) -> str:
 
 
 def _check_shards(name: str, index: Path) -> None:
-    """Check every shard that an index names, and that it has the tensors that the index says."""
+    """Check every shard that an index names and, if it has a header, that it has the tensors that the index says."""
     try:
         shards: dict[str, str] = json.loads(index.read_text())["weight_map"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -151,6 +153,8 @@ def _check_shards(name: str, index: Path) -> None:
                 f"every shard that {index.name} names must be there, and {name} has no {shard}; copy or download it "
                 "again"
             )
+        if file.suffix != ".safetensors":
+            continue
         missing = {tensor for tensor, place in shards.items() if place == shard} - _names_in(file)
         if missing:
             raise InvalidInputError(

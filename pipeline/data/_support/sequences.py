@@ -112,6 +112,8 @@ class PackedDocuments(Sequences):
     the last one; the first token of a document is no target.
     """
 
+    documents: PaddedSequences
+
     def __init__(self, store: TokenStore, length: int) -> None:
         self.documents = PaddedSequences(store, length)
         self._length, self._lengths = length, self.documents.lengths
@@ -236,21 +238,23 @@ class PairedSequences(DynamicallyPaddedSequences):
 class MadeUpPairs(Sequences):
     """Pairs of which each answer is a sequence of another corpus, whose sequences have one length."""
 
+    documents: Sequences
+
     def __init__(self, sequences: Sequences) -> None:
-        self._sequences = sequences
+        self.documents = sequences
 
     def __len__(self) -> int:
-        return len(self._sequences) // 2
+        return len(self.documents) // 2
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return `input_ids` and `labels`, both int64 [B, 2, T]."""
-        both = self._sequences.batch([2 * row + side for row in rows for side in (0, 1)])
+        both = self.documents.batch([2 * row + side for row in rows for side in (0, 1)])
         made = {id(tensor): tensor.view(-1, 2, *tensor.shape[1:]) for tensor in both.values()}
         return {name: made[id(tensor)] for name, tensor in both.items()}
 
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the number of tokens that are no padding, and of pairs."""
-        return self._sequences.count({"labels": batch["labels"].flatten(0, 1)})[0], len(batch["labels"])
+        return self.documents.count({"labels": batch["labels"].flatten(0, 1)})[0], len(batch["labels"])
 
     def num_positions(self, batch: Batch) -> int:
         """Return B x 2 x T."""
@@ -258,12 +262,14 @@ class MadeUpPairs(Sequences):
 
     def mean_tokens(self) -> float:
         """Return the mean number of tokens of both answers."""
-        return 2 * self._sequences.mean_tokens()
+        return 2 * self.documents.mean_tokens()
 
 
 def documents_of(sequences: Sequences) -> Sequences:
-    """Return the documents that share sequences, one in each, or the sequences themselves if none do."""
-    return sequences.documents if isinstance(sequences, PackedDocuments) else sequences
+    """Return the sequences of tokens that others are made of, or the sequences themselves."""
+    while sequences.documents is not None:
+        sequences = sequences.documents
+    return sequences
 
 
 def make_sequences(kind: SequencesKind, store: TokenStore, length: int, *, pairs: bool = False) -> Sequences:

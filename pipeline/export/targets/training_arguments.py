@@ -33,7 +33,7 @@ class HuggingFace(Target):
         """Return what no argument can express, and what Trainer does differently."""
         notes = processes_note(facts, f"torchrun --nproc_per_node={facts.world_size} your_script.py")
         notes.append("Trainer shuffles the sequences in its own order; an epoch's last optimizer step may have fewer.")
-        if facts.configuration is not None:
+        if facts.is_gpt2:
             notes.append(
                 "With the JSON alone Trainer counts one target too many in every sequence of GPT-2, and its loss is "
                 f"lower by 1 part in {facts.sequence_length}; make_trainer corrects that."

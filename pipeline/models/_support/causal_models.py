@@ -1,5 +1,6 @@
 """Causal language models of transformers, by preset, folder or hub name, whatever they are trained for."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -29,6 +30,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_size"] is None)
 """Presets without published weights, tokenizer and vocabulary size."""
+SCALED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+"""Of a configuration, what another width or number of heads changes in proportion, and what they are changed from."""
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
 """The names of dropout in transformers' configurations."""
 ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
@@ -73,12 +76,7 @@ class CausalModel(TransformersModel):
         changes = self._changes()
         if self._is_preset(name):
             values = {"use_cache": False, "bos_token_id": None, "eos_token_id": None, **PRESETS[name]}
-            if self.width and "intermediate_size" in values:
-                values["intermediate_size"] = values["intermediate_size"] * self.width // values["hidden_size"]
-            if self.num_heads and "num_key_value_heads" in values:
-                groups = values["num_attention_heads"] // values["num_key_value_heads"]
-                values["num_key_value_heads"] = max(1, self.num_heads // groups)
-            values |= changes
+            values |= self._in_proportion(values) | changes
             values["vocab_size"] = values["vocab_size"] or vocabulary_size
             return AutoConfig.for_model(**values | self._dropouts(values))
         if name in UNPUBLISHED:
@@ -97,7 +95,8 @@ class CausalModel(TransformersModel):
             )
         if getattr(config, "is_decoder", None) is False:  # BERT and its like attend to both sides otherwise
             config.is_decoder = True
-        for key, value in {**changes, **self._dropouts(config.to_dict())}.items():
+        scaled = self._in_proportion({name: getattr(config, name, None) for name in SCALED})
+        for key, value in {**scaled, **changes, **self._dropouts(config.to_dict())}.items():
             setattr(config, key, value)
         return config
 
@@ -119,6 +118,16 @@ class CausalModel(TransformersModel):
                 f"set {self.task}.pretrained=false or leave the shape alone"
             )
         return changes
+
+    def _in_proportion(self, values: Mapping[str, Any]) -> dict[str, int]:
+        """Return the feed-forward width and the heads that share keys, for this width and number of heads."""
+        scaled = {}
+        if self.width and values.get("intermediate_size"):
+            scaled["intermediate_size"] = values["intermediate_size"] * self.width // values["hidden_size"]
+        if self.num_heads and values.get("num_key_value_heads"):
+            groups = values["num_attention_heads"] // values["num_key_value_heads"]
+            scaled["num_key_value_heads"] = max(1, self.num_heads // groups)
+        return scaled
 
     def _dropouts(self, values: dict[str, Any]) -> dict[str, float]:
         if self.dropout is None:
@@ -142,7 +151,6 @@ def _description(family: CausalModel, name: str) -> Description:
         vocabulary_size=family.vocabulary_size or (config.vocab_size if published else None),
         tokenizer=HUB_NAMES.get(name, name) if has_own_tokenizer or family.pretrained else None,
         needs_tokenizer=family.pretrained or (has_own_tokenizer and name not in PRESETS),
-        width=config.hidden_size,
         activation=_activation(config),
         published_type=family.published_type(config),
     )

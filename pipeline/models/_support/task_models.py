@@ -38,8 +38,7 @@ class TaskModel(TransformersModel):
 
     def description_of(self, config: Any, *inputs: RandomInput, **more: Any) -> Description:
         """Return the description of a model whose inputs are made up; `more` are other fields of it."""
-        width, published_type = getattr(config, "hidden_size", None), self.published_type(config)
-        return Description(kind="vectors", width=width, inputs=inputs, published_type=published_type, **more)
+        return Description(kind="vectors", inputs=inputs, published_type=self.published_type(config), **more)
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model with the layers that transformers checkpoints, and its own loss."""
@@ -101,7 +100,6 @@ class TextTask(TaskModel):
             vocabulary_size=config.vocab_size,
             tokenizer=name if needs_tokenizer else None,
             needs_tokenizer=needs_tokenizer,
-            width=getattr(config, "hidden_size", None),
             published_type=self.published_type(config),
         )
 
@@ -129,16 +127,18 @@ MakeInputs = Callable[[Tensor, Tensor, Sequence[int]], Batch]
 class TaskSequences(Sequences):
     """Sequences of tokens as the inputs of a task, with an attention mask where they are padded."""
 
+    documents: Sequences
+
     def __init__(self, sequences: Sequences, make: MakeInputs) -> None:
-        self._sequences, self._make = sequences, make
+        self.documents, self._make = sequences, make
         self._is_padded = isinstance(sequences, PaddedSequences)
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self.documents)
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return the inputs of these sequences."""
-        tokens = self._sequences.batch(rows)
+        tokens = self.documents.batch(rows)
         ids_BT = tokens["input_ids"]
         is_token_BT = torch.ones_like(ids_BT, dtype=torch.bool)
         if self._is_padded:
@@ -159,7 +159,7 @@ class TaskSequences(Sequences):
 
     def mean_tokens(self) -> float:
         """Return the mean number of tokens of the sequences."""
-        return self._sequences.mean_tokens()
+        return self.documents.mean_tokens()
 
 
 def own_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:

@@ -38,7 +38,6 @@ class Explanation:
     """Why a command ran out of memory on a card, and what was tried."""
 
     message: OutOfMemoryMessage
-    num_messages: int
     simulation: Simulation
     tries: tuple[Try, ...]
     """The command as it is, each lever alone, then together."""
@@ -57,7 +56,7 @@ def explain(
     wanted: Simulate,
     template: Template,
     levers: Sequence[tuple[Change, ...]],
-    messages: tuple[OutOfMemoryMessage, int],
+    message: OutOfMemoryMessage,
     folder: Path,
     say: Callable[[str], None],
     *,
@@ -82,12 +81,10 @@ def explain(
         failed = with_tensor(found.out_of_memory, wanted, folder / "tensor")
         found = replace(found, out_of_memory=failed)
         tries, answer = _Tries(wanted, template, folder, say, found.memory_bytes).all_of(levers)
-    message, num_messages = messages
     changes = () if answer is None else answer.changes
     variables = [f"{name}={value}" for change in changes for name, value in change.variables.items()]
     return Explanation(
         message=message,
-        num_messages=num_messages,
         simulation=found,
         tries=tries,
         answer=answer,

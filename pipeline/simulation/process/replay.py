@@ -77,7 +77,8 @@ def replay(requests: list[tuple[str, int, int, Any]], torch: Any, cap_bytes: int
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(1.0 if cap_bytes is None else cap_bytes / total)
+    share = 1.0 if cap_bytes is None else (cap_bytes + 0.5) / total  # torch multiplies and rounds down
+    torch.cuda.set_per_process_memory_fraction(share)
     alive = {}
     try:
         for action, address, size, stream in requests:
