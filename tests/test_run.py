@@ -20,7 +20,7 @@ from pipeline.base.contracts import Prepared
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.memory.out_of_memory import LIBRARY_TEXTS
-from pipeline.runtime.failures import Failed, failure_of, killed
+from pipeline.runtime.failures import Failed, failure_of, how_it_ended
 from pipeline.runtime.fork_server import server_pid
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import execute, run
@@ -141,7 +141,7 @@ def test_a_crash_by_signal_names_it(log: Path) -> None:
 
 
 def test_a_signal_without_a_name_is_a_crash_too() -> None:
-    assert killed(-40).detail == "signal 40" and killed(-signal.SIGSEGV).detail == "signal SIGSEGV"
+    assert how_it_ended(-40).detail == "signal 40" and how_it_ended(-signal.SIGSEGV).detail == "signal SIGSEGV"
 
 
 def test_an_exception_gives_its_exit_code_and_last_lines(log: Path, tmp_path: Path) -> None:

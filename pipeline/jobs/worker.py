@@ -72,7 +72,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     session = read_session(settings.storage, settings.study)
     here = {"storage": settings.storage, "workers": settings.workers, "output": str(settings.output)}
     problem = problem_of({**session.settings, **here})
-    executors = local_workers(problem, settings.workers)
+    executors = local_workers(problem)
     sampler = make_sampler(problem)
     say_notes(console, not_predicted_notes(sampler.candidates) if sampler else ())
     study = StoredStudy(

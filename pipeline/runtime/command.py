@@ -21,7 +21,7 @@ from pipeline.base.processes import kill_family, unreadable
 from pipeline.base.results import Finished, MemoryUse, Outcome, StepRecord
 from pipeline.config.command import Command
 from pipeline.runtime import command_hook
-from pipeline.runtime.failures import Failed, killed
+from pipeline.runtime.failures import Failed, how_it_ended
 from pipeline.simulation import hook
 from pipeline.training.loop import Stop
 
@@ -171,7 +171,7 @@ class _Received:
         if self.failure is not None:
             self.emit(self.failure)
         elif not self.is_over and exit_code < 0:
-            self.emit(killed(exit_code))
+            self.emit(how_it_ended(exit_code))
         elif not self.is_over and exit_code:
             sys.exit(exit_code)
         elif not self._steps:

@@ -36,8 +36,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, known) or is_known_text
 
 
-def killed(exit_code: int, who: str = "") -> Failed:
-    """Return what the end of a process by a signal is, from its negative exit code; `who` is its name, if any."""
+def how_it_ended(exit_code: int | None, who: str = "") -> Failed:
+    """Return what the end of a process is that could not say it itself, from its exit code; `who` is its name, if any.
+
+    An exit code is negative if a signal ended the process.
+    """
+    if exit_code is None or exit_code >= 0:
+        return Failed(Outcome.CRASHED, f"{who}exit code {exit_code}")
     if exit_code == -signal.SIGKILL:
         return Failed(Outcome.OUT_OF_MEMORY, f"{who}killed by SIGKILL, probably by the kernel for lack of memory")
     is_named = -exit_code in {each.value for each in signal.Signals}  # but for most of the real-time ones

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.results import MemoryUse, Result, StepRecord
+from pipeline.base.results import Finished, MemoryUse, Result, StepRecord
 from pipeline.config.runnable import Runnable
+from pipeline.runtime.failures import Failed
 from pipeline.training.metrics import Summary
 
 
@@ -26,6 +27,15 @@ class Observer:
 
     def started(self, run: Run) -> None:
         """Receive the run that starts now; its folder exists and holds config.yaml."""
+
+    def receive(self, event: Any) -> None:
+        """Pass an event of the run's process on to step(), memory() or message()."""
+        if isinstance(event, StepRecord):
+            self.step(event)
+        elif isinstance(event, MemoryUse):
+            self.memory(event)
+        elif not isinstance(event, Finished | Failed):
+            self.message(event)
 
     def step(self, record: StepRecord) -> None:
         """Receive one optimizer step; steps.jsonl in the run's folder holds it already."""

@@ -23,7 +23,7 @@ from pipeline.base.machines import this_machine
 from pipeline.base.ranks import CollectiveEntered
 from pipeline.base.results import MemoryUse, Outcome
 from pipeline.config.experiment import Experiment
-from pipeline.runtime.failures import Failed, failure_of, killed
+from pipeline.runtime.failures import Failed, failure_of, how_it_ended
 from pipeline.runtime.fork_server import end_with_parent
 
 Work = Callable[[Any, Any, Callable[[Any], None]], None]
@@ -64,13 +64,7 @@ def launch_ranks(
         start_processes(rank_main, own, count, start_method="fork")  # type: ignore[no-untyped-call]
     except ProcessExitedException as error:
         if error.exit_code != REPORTED:
-            send(_how_it_ended(first + error.error_index, error.exit_code))
-
-
-def _how_it_ended(rank: int, exit_code: int) -> Failed:
-    """Return how a rank ended that could not say it itself."""
-    who = f"rank {rank}: "
-    return killed(exit_code, who) if exit_code < 0 else Failed(Outcome.CRASHED, f"{who}exit code {exit_code}")
+            send(how_it_ended(error.exit_code, f"rank {first + error.error_index}: "))
 
 
 def rank_main(

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from pipeline.base.errors import InvalidInputError, first_line
-from pipeline.base.results import MemoryUse, Result, StepRecord
+from pipeline.base.results import Result
 from pipeline.config.runnable import Runnable
 from pipeline.memory import allocator_options
 from pipeline.memory.device import device_name
 from pipeline.runtime.environment import versions, why_other_versions
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.rank import Work
-from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, Execute, WorkerLostError, emit, execute
+from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, Execute, WorkerLostError, execute
 from pipeline.training.loop import Stop, never_stop
 
 PASSED_ON = ("FITPROOF_TECHNIQUES", "OMP_NUM_THREADS", *allocator_options.VARIABLES)
@@ -49,14 +49,8 @@ class _Queue(Observer):
     def __init__(self, events: "SimpleQueue[Any]") -> None:
         self._events = events
 
-    def step(self, record: StepRecord) -> None:
-        self._events.put(record)
-
-    def memory(self, memory: MemoryUse) -> None:
-        self._events.put(memory)
-
-    def message(self, message: Any) -> None:
-        self._events.put(message)
+    def receive(self, event: Any) -> None:
+        self._events.put(event)
 
 
 def _task(
@@ -134,7 +128,7 @@ class RayExecutor:
                 if isinstance(event, _Ended):
                     break
                 for observer in observers:
-                    emit(observer, event)
+                    observer.receive(event)
         except ray.exceptions.RayTaskError as error:  # what the task itself raised
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except (ray.exceptions.RayError, StopIteration) as error:

@@ -11,7 +11,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.machines import this_machine
@@ -23,7 +23,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.runnable import Runnable
 from pipeline.runtime.child import child_main
 from pipeline.runtime.command import run_command
-from pipeline.runtime.failures import Failed, killed
+from pipeline.runtime.failures import Failed, how_it_ended
 from pipeline.runtime.fork_server import CONTEXT, starting_processes
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.placement import ANYWHERE, Placement
@@ -239,17 +239,7 @@ def _receive_all(
         elif isinstance(event, Failed):
             received.failed = event
         for observer in observers:
-            emit(observer, event)
-
-
-def emit(observer: Observer, event: Any) -> None:
-    """Pass an event of a run's process on to an observer."""
-    if isinstance(event, StepRecord):
-        observer.step(event)
-    elif isinstance(event, MemoryUse):
-        observer.memory(event)
-    elif not isinstance(event, Finished | Failed):
-        observer.message(event)
+            observer.receive(event)
 
 
 def _kill(process: BaseProcess) -> None:
@@ -275,10 +265,9 @@ def _judge(
     if received.failed is not None:
         return received.failed.outcome, received.failed.detail
     if received.finished is None and exit_code != 0:
-        failure = killed(exit_code) if exit_code is not None and exit_code < 0 else None
-        if failure is not None and failure.outcome is Outcome.OUT_OF_MEMORY:
-            return failure.outcome, failure.detail
-        return Outcome.CRASHED, _how_it_died(failure.detail if failure else f"exit code {exit_code}", log_file)
+        end = how_it_ended(exit_code)
+        is_crash = end.outcome is Outcome.CRASHED
+        return end.outcome, _how_it_died(end.detail, log_file) if is_crash else end.detail
     budget = runnable.budget_bytes
     peak = received.memory.peak_bytes if received.memory else None
     if budget is not None and peak is not None and peak > budget:

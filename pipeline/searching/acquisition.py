@@ -39,16 +39,6 @@ Rivals = tuple[int, ...]
 """Measured candidates that another one has to beat."""
 
 
-@dataclass(frozen=True)
-class Gains:
-    """Posterior samples of improvements over the best measured candidate, in log seconds."""
-
-    of_remaining_S: Vector
-    """By the fastest candidate that is left; 0 where it is not faster."""
-    of_all_S: Vector
-    """By the fastest of all, whose measurements are uncertain as well."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rules:
     """The goal of a search and its limits."""
@@ -123,15 +113,14 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
     time = time_model.fit(candidates, measured.counting_runs, rules.kind)
     mean_N = time.posterior.mean_N
     rivals = _rivals(candidates, measured, rules.whole_front)
-    gains = _gains(time.posterior, measured, rivals, possible - measured.ended)
-    remaining_improvement = _remaining_improvement(gains)
+    remaining_improvement, bound = _improvements(time.posterior, measured, rivals, possible - measured.ended)
     is_open = is_worth_it = _is_open(measured, remaining_improvement, rules.gap)
     # the bound knows nothing of the running trials, and the choice takes them as measured at their expected times
     expected_seconds = {number: float(mean_N[number]) for number in measured.running}
     expected, posterior = measured.as_expected(expected_seconds, feasible), time.posterior.condition(expected_seconds)
     rivals, remaining = _rivals(candidates, expected, rules.whole_front), possible - measured.taken
     if is_open and measured.running:
-        expected_improvement = _remaining_improvement(_gains(posterior, expected, rivals, remaining))
+        expected_improvement, _ = _improvements(posterior, expected, rivals, remaining)
         is_worth_it = _is_open(expected, expected_improvement, rules.gap)
     improvement_N = _expected_improvement(expected, rivals, posterior)
     wanted = _choose(improvement_N, probability_N, mean_N, possible, measured.taken, rules, is_open=is_worth_it)
@@ -139,7 +128,6 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
     best_remaining = max(remaining, key=lambda number: float(improvement_N[number]), default=None)
     tokens_N = np.array([candidate.num_tokens for candidate in candidates])
     few = len(measured.log_seconds) < MIN_MEASUREMENTS
-    bound = None if gains is None else quantile(gains.of_all_S, SHARE_OF_SAMPLES)
     again = None if few else _again(measured, time.leave_one_out)
     is_noisy = wanted is None and not is_open and bound is not None and bound > REPEATED_GAPS * rules.gap
     if again is None and is_noisy and not rules.whole_front:
@@ -160,11 +148,6 @@ def evaluate(candidates: Sequence[Candidate], measured: Measurements, rules: Rul
         residual_rms=0.0 if few else time.residual_rms,
         again=again,
     )
-
-
-def _remaining_improvement(gains: Gains | None) -> float | None:
-    """Return by which fraction one of those that are left may be faster, with CONFIDENCE; None if it is not known."""
-    return None if gains is None else quantile(gains.of_remaining_S, SHARE_OF_SAMPLES)
 
 
 def _is_open(measured: Measurements, remaining_improvement: float | None, gap: float) -> bool:
@@ -231,16 +214,17 @@ def _expected_improvement(measured: Measurements, rivals: Sequence[Rivals], post
     return improvement_N
 
 
-def _gains(
+def _improvements(
     posterior: GaussianMixture, measured: Measurements, rivals: Sequence[Rivals], remaining: frozenset[int]
-) -> Gains | None:
-    """Return samples of two differences; None if one of `remaining` has no rival: nothing measured is like it or fits.
+) -> tuple[float | None, float | None]:
+    """Return by which fraction two of the candidates may be faster, with CONFIDENCE; None where it is not known.
 
     The first is by how much the fastest of `remaining` beats the fastest measured one. The second is by how much the
-    fastest of all beats the incumbent: the fastest measured one, whose own time is uncertain as well.
+    fastest of all beats the incumbent: the fastest measured one, whose own time is uncertain as well. Neither is known
+    if one of `remaining` has no rival: nothing measured is like it or fits.
     """
     if not measured.fitting or any(not rivals[number] for number in remaining):
-        return None
+        return None, None
     groups: dict[Rivals, list[int]] = {}
     for number in remaining | measured.fitting:
         groups.setdefault(rivals[number], []).append(number)
@@ -265,7 +249,8 @@ def _gains(
             gains_of_all.append(to_beat_S - np.minimum(fastest_S, fastest_of_left_S))
         of_remaining.append(np.max(gains, axis=0))
         of_all.append(np.max(gains_of_all, axis=0))
-    return Gains(np.concatenate(of_remaining), np.concatenate(of_all))
+    first, second = (quantile(np.concatenate(samples), SHARE_OF_SAMPLES) for samples in (of_remaining, of_all))
+    return first, second
 
 
 def quantile(gains_S: Vector, share: float) -> float:

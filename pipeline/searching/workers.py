@@ -23,7 +23,7 @@ def open_workers(problem: Problem) -> Iterator[Sequence[Execute]]:
     """
     settings = problem.settings
     if settings.executor == "local":
-        yield local_workers(problem, settings.workers)
+        yield local_workers(problem)
         return
     if problem.is_device_named:
         raise InvalidInputError(
@@ -36,8 +36,8 @@ def open_workers(problem: Problem) -> Iterator[Sequence[Execute]]:
         yield executors
 
 
-def local_workers(problem: Problem, num_workers: int | None) -> Sequence[Execute]:
-    """Return an executor for each worker on this machine: None is one for each visible GPU like the first, or one CPU.
+def local_workers(problem: Problem) -> Sequence[Execute]:
+    """Return an executor for each worker on this machine.
 
     Several workers on a CPU share its cores. torch then uses so many threads in this process as well, since what
     operators allocate on a CPU, and so a prediction, depends on their number.
@@ -46,7 +46,7 @@ def local_workers(problem: Problem, num_workers: int | None) -> Sequence[Execute
         InvalidInputError: there are fewer GPUs or cores than workers.
 
     """
-    places = placements(problem.base.device, problem.is_device_named, num_workers, problem.num_devices)
+    places = placements(problem.base.device, problem.is_device_named, problem.settings.workers, problem.num_devices)
     if places[0].cores is not None:
         torch.set_num_threads(len(places[0].cores))
     return [partial(execute, placement=place) for place in places]

@@ -93,15 +93,15 @@ def check_weights(name: str, setting: str) -> None:
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
-    whole = _file(name, SAFE_WEIGHTS_NAME)
-    index = None if whole else _file(name, SAFE_WEIGHTS_INDEX_NAME)
-    if whole is not None:
+    if (whole := _file(name, SAFE_WEIGHTS_NAME)) is not None:
         _names_in(whole)
-    elif index is not None:
+    elif (index := _file(name, SAFE_WEIGHTS_INDEX_NAME)) is not None:
         _check_shards(name, index)
-    elif _file(name, WEIGHTS_NAME) is None and (index := _file(name, WEIGHTS_INDEX_NAME)) is not None:
+    elif _file(name, WEIGHTS_NAME) is not None:
+        return
+    elif (index := _file(name, WEIGHTS_INDEX_NAME)) is not None:
         _check_shards(name, index)
-    elif _file(name, WEIGHTS_NAME) is None:
+    else:
         raise InvalidInputError(
             f"pretrained weights need {SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME}, and {name} has neither; name "
             f"another model, or set {setting}=false for random weights of its shape"
