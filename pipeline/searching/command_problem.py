@@ -52,15 +52,8 @@ class CommandProblem(Problem):
     settings: CommandSearchSettings
     template: Template
     base: Command
-    limit_bytes: int
-    """The budget."""
     card: Card | None = None
     """The card on which the memory is simulated; None: it is only measured."""
-
-    @property
-    def budget_bytes(self) -> int:
-        """The budget in bytes."""
-        return self.limit_bytes
 
     def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return each configuration with assumed work, in their order."""
@@ -272,7 +265,7 @@ def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template
         given=given,
         notes=(*notes, *sentences(refusals), *_notes(template, space, card, device)),
         template=template,
-        limit_bytes=budget_bytes,
+        budget_bytes=budget_bytes,
         card=card,
     )
 

@@ -13,7 +13,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.base.results import Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
-from pipeline.base.units import MIB
+from pipeline.base.units import MIB, parse_budget
 from pipeline.base.user_functions import module_digest
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
 from pipeline.config.experiment import VARYING, Experiment, make_experiment, notes_on, why_untimed
@@ -21,7 +21,15 @@ from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.config.runnable import Runnable
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
-from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named
+from pipeline.memory.device import (
+    device_name,
+    equal_gpus,
+    find_device,
+    free_bytes,
+    hardware_of,
+    is_named,
+    total_bytes,
+)
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.planning.promising import FEWEST
 from pipeline.prediction.patches import not_predicted
@@ -227,6 +235,7 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
         run_values=values,
         space=space,
         base=base,
+        budget_bytes=parse_budget(values["budget"], total_bytes(device)),
         given=given,
         notes=(*notes, *sentences(refusals), *unseen, *lengths),
     )

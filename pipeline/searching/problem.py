@@ -30,6 +30,7 @@ class Problem(ABC):
     space: Space
     base: Runnable
     """The first configuration of the space."""
+    budget_bytes: int
     given: Mapping[str, Any] = field(default_factory=dict)
     """The settings of the command that started the search."""
     notes: tuple[str, ...] = ()
@@ -174,13 +175,6 @@ class Problem(ABC):
     def directions(self) -> tuple[str, ...]:
         """Optuna's direction of each objective: the speed and, for the Pareto front, peak bytes."""
         return ("maximize", "minimize") if self.settings.objectives == "pareto" else ("maximize",)
-
-    @property
-    def budget_bytes(self) -> int:
-        """The budget in bytes."""
-        budget = self.base.budget_bytes
-        assert budget is not None  # whoever makes a problem sets one
-        return budget
 
     @property
     def given_words(self) -> dict[str, str]:
