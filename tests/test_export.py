@@ -358,6 +358,17 @@ def check_the_schedule(experiment: Any, factor: Any) -> None:
     factor(values.num_steps)  # a scheduler computes it after the last step
 
 
+def test_notes_are_of_this_model_and_corpus(short_documents: Path, tmp_path: Path) -> None:
+    gpt2, llama = (export_files(tiny(model=model))["README.md"] for model in ("gpt2-nano", "llama-nano"))
+    assert "one target too many" in gpt2 and "one target too many" not in llama
+    vectors = export_files(tiny(model="encoder_stack", corpus="random_vectors", sequences="padded"))
+    assert "pads each micro-batch" not in vectors["README.md"]
+    table = tmp_path / "rows.tsv"
+    table.write_text("text\n" + "\n".join(short_documents.read_text().splitlines()).replace('"', ""))
+    of_table = facts_of(tiny(corpus="text_files", text_files__path=table))
+    assert of_table.source is None, "axolotl reads commas alone"
+
+
 @given(EVERYTHING)
 @each_configuration
 def test_what_a_file_cannot_express_is_in_the_notes(changes: dict[str, Any]) -> None:

@@ -110,6 +110,15 @@ def test_a_local_folder_is_a_model(tmp_path: Path) -> None:
     assert not torch.equal(next(fresh.parameters()), first)
 
 
+def test_the_other_shapes_of_a_folder_follow_its_width_and_heads(tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 8, "num_key_value_heads": 4}
+    transformers.LlamaConfig(**shape, num_hidden_layers=2, vocab_size=512).save_pretrained(tmp_path)
+    config = CausalLm(width=32, num_heads=2).configuration(str(tmp_path), 512)
+    assert (config.intermediate_size, config.num_key_value_heads) == (80, 1)
+    wide = CausalLm(num_heads=16).configuration(str(tmp_path), 512)
+    assert (wide.intermediate_size, wide.num_key_value_heads) == (160, 8)
+
+
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "OPTConfig": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "MixtralConfig": {"intermediate_size": 64, "num_key_value_heads": 2, "num_local_experts": 2},

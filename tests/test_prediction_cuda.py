@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ from cards import PYTHON, environment_of
 from conftest import ROOT, own_cache, tiny
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.planning.plan import planned_row
 from pipeline.planning.rates import cost_prior
 from pipeline.prediction import card_processes
 from pipeline.prediction import predict_all as predict_all_module
-from pipeline.prediction.cards import find_hardware
+from pipeline.prediction.cards import find_hardware, variables_on
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
@@ -90,6 +93,36 @@ def test_predictions_do_not_depend_on_what_was_predicted_before(
         found.append([made[number] for number in range(len(order))])
     assert found[0] == found[1][::-1]
     assert len({one.peak_allocated_bytes for one in found[0]}) == len(experiments)
+
+
+def test_each_length_has_work_of_its_own() -> None:
+    lengths = [tiny(**{**WIDE, "micro_batch_size": size, "sequence_length": n}) for size in (1, 2) for n in (32, 64)]
+    made = dict(predict_each(lengths, H200))
+    flops = {number: one.pass_work.flops for number, one in made.items() if isinstance(one, Prediction)}
+    assert flops[1] > 1.9 * flops[0] and flops[3] > 1.9 * flops[2], "of 32 and of 64 tokens"
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="one process runs at a time")
+def test_a_call_of_one_thread_does_not_wait_for_that_of_another() -> None:
+    processes = card_processes.CardProcesses(Path(on_cuda_build((sys.executable,), may_install=False)[0]))
+    variables = {**os.environ, **variables_on(T4)}
+    outcomes: list[object] = []
+
+    def sleep() -> None:
+        try:
+            outcomes.extend(processes.call(time.sleep, [600], [variables]))
+        except RuntimeError as error:
+            outcomes.append(error)
+
+    sleeping = threading.Thread(target=sleep)
+    sleeping.start()
+    try:
+        assert list(processes.call(abs, [-1, -2], [variables] * 2)) in ([(0, 1), (1, 2)], [(1, 2), (0, 1)])
+        assert not outcomes
+    finally:
+        processes.close()
+    sleeping.join(60)
+    assert "has ended" in str(*outcomes)
 
 
 @pytest.fixture(scope="module")

@@ -91,6 +91,11 @@ def damage_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text("{}")
 
 
+def lack_shard_of_torch(folder: Path) -> None:
+    remove_weights(folder)
+    (folder / "pytorch_model.bin.index.json").write_text('{"weight_map": {"weight": "pytorch_model-1.bin"}}')
+
+
 def remove_weights(folder: Path) -> None:
     for file in folder.glob("model*"):
         file.unlink()
@@ -109,6 +114,7 @@ def truncate_whole(folder: Path) -> None:
         (exchange_shard, "every tensor that model.safetensors.index.json names must be in its shard", "again"),
         (damage_index, "must be JSON with a weight_map", "write the checkpoint again"),
         (remove_weights, "pretrained weights need model.safetensors or", "set causal_lm.pretrained=false"),
+        (lack_shard_of_torch, "every shard that pytorch_model.bin.index.json names must be there", "download it again"),
         (truncate_whole, "weights must be files of safetensors", "copy or download it again"),
     ],
 )

@@ -28,6 +28,7 @@ from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, compariso
 from pipeline.report.curves import MOST_POINTS
 from pipeline.report.findings import Findings, report_of
 from pipeline.report.losses import losses_panel
+from pipeline.report.other_trainings import other_trainings
 from pipeline.report.page import Advice, to_html
 from pipeline.report.plot import GREY, Plot, label
 from pipeline.report.profile import ProfilingFindings
@@ -328,6 +329,19 @@ def test_losses_stand_above_their_differences_from_the_baseline() -> None:
     upper, lower = series_of(losses_panel([*compared[:2], replace(compared[2], params=other_batch)]).to_spec())
     assert upper == {"ok-0": [5, 4, 3.5], "ok-1": [5, 4.5], "ok-2": [5, 4, 3]}
     assert lower == {"ok-0": [0, 0, 0], "ok-1": [0, 0.5]}
+
+
+def test_a_resumed_run_is_compared_in_the_steps_that_both_have() -> None:
+    first, second = rows("ok", "ok")
+    whole, resumed = with_losses(first, 5.0, 4.0, 3.5), with_losses(second, 9.0, 4.5, 4.0, optimizer="sgd")
+    assert resumed.result is not None
+    resumed = replace(resumed, result=replace(resumed.result, steps=resumed.result.steps[1:]))
+    _, lower = series_of(losses_panel([whole, resumed]).to_spec())
+    assert lower["ok-1"] == [0.5, 0.5]
+    section = other_trainings("kinds", [whole, resumed])
+    assert section is not None
+    [line] = section.tables[0].frame.to_dict("records")
+    assert (line["steps"], line["loss"], line["difference"]) == (2, 4.0, 0.5)
 
 
 def test_a_run_that_diverged_does_not_hide_the_others() -> None:

@@ -15,6 +15,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.settings import TASKS
 from pipeline.data._support.sequences import IGNORED_LABEL
 from pipeline.export.write import export_files
+from pipeline.jobs.notes import document_lengths, left_out
 from pipeline.models._support.tasks import CLASSES, OF_PAIRS
 from pipeline.prediction.predict import predict
 from pipeline.training.loop import Loop, learning_rate
@@ -92,6 +93,13 @@ def folder_of(folder: Path, values: dict[str, Any]) -> str:
     """Write a configuration of transformers to a folder, and return its path."""
     transformers.AutoConfig.for_model(**values).save_pretrained(folder)
     return str(folder)
+
+
+def test_what_documents_lose_is_known_of_every_task(tmp_path: Path, short_documents: Path) -> None:
+    padded: dict[str, Any] = {"corpus": "text_files", "text_files__path": short_documents, "sequences": "fixed_length"}
+    causal, masked = (tiny(model=model, **padded) for model in ("gpt2-nano", folder_of(tmp_path, BERT)))
+    assert document_lengths(masked) == document_lengths(causal) != ()
+    assert left_out(masked) == left_out(causal)
 
 
 def test_every_task_is_trained_or_refused_by_name() -> None:

@@ -241,6 +241,12 @@ def test_batches_without_token_ids_need_a_loss_of_their_own(code: Path) -> None:
         tiny(model="own_code:build", corpus="own_code:read").prepare()
 
 
+def test_of_few_sequences_of_tokens_one_is_held_out(code: Path) -> None:
+    code.write_text("import torch\ndef rows(request): return torch.arange(128).view(4, 32)")
+    prepared = tiny(corpus="own_code:rows").prepare()
+    assert (len(prepared.train), len(prepared.held_out)) == (3, 1)
+
+
 @pytest.mark.parametrize("setting", ["model", "corpus"])
 def test_a_function_of_a_file_is_named_by_its_module(setting: str) -> None:
     with pytest.raises(InvalidInputError, match="folder/own.py:build names a file; write own:build, and run .* folder"):
