@@ -530,6 +530,8 @@ def test_a_command_that_has_room_is_not_explained_away(project: Project) -> None
     said = " ".join(done.stdout.split())
     assert "does not run out of memory in the simulation" in said and "--steps all" in said
     assert not findings(project).tries
+    [*_, job] = sorted(project.folder.glob("runs/*-explain-*"))
+    assert "what was tried" not in (job / "report.html").read_text()
 
 
 def test_on_a_card_that_others_fill_no_change_of_the_command_helps(

@@ -129,7 +129,8 @@ def test_a_plain_run_that_is_repeated_as_losses_differ_is_kept_beside_the_trial(
     class Differing(MadeUpSearch):
         def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
             _, metrics = super().run(name, folder, experiment, *rest)
-            return trained(10, away=0.5 * (name.startswith("verification: plain"))), metrics
+            result = trained(10, away=0.5 * name.startswith("verification: plain"))
+            return result, metrics | {"effective_batch_size": 4.0}
 
     made = search(problem, tmp_path, ListedProposer([2], baseline_size=1), {1: 50.0, 2: 100.0})
     one = Differing(

@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +14,10 @@ import torch
 from conftest import TINY, tiny
 from project import SMALL, Project
 
+import fitproof
 from pipeline.base import host_memory
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.experiment import make_experiment
+from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
 from pipeline.models.user_model import UserModel
@@ -211,6 +212,25 @@ def test_every_job_says_in_the_terminal_why_a_prediction_is_missing(project: Pro
     assert f"all 3 variants: not predicted: {cause}" in " ".join(several.stdout.split()), several.stdout
     plan = project.here("plan", {**given, "gpu": "cpu", "effective_batch_size": "2"})
     assert plan.returncode == 2 and plan.stderr.startswith(f"error: no configuration is predicted: {cause}")
+
+
+def test_a_plan_counts_what_is_not_predicted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what stands beside the best configuration, which differs from it in one default."""
+
+    def failing(experiments: Sequence[Experiment], *args: Any, **options: Any) -> Iterator[tuple[int, object]]:
+        for number, outcome in predict_each(experiments, *args, **options):
+            is_plain = experiments[number].params()["checkpointing"] == "none"
+            yield number, InvalidInputError("made up") if is_plain else outcome
+
+    for module in ("planning.promising", "jobs.plan"):
+        monkeypatch.setattr(f"pipeline.{module}.predict_each", failing)
+    space = {"micro_batch_size": [1, 2], "checkpointing": ["none", "every_layer"]}
+    shape = {"num_layers": 1, "width": 32, "num_heads": 2}
+    [card] = fitproof.plan(
+        model="gpt2-nano", gpu="cpu", effective_batch_size=2, sequence_length=32, space=space, causal_lm=shape
+    ).cards
+    assert card.num_configurations is None and len(card.rows) == 2
+    assert card.notes.count("2 of 4 configurations are not predicted: made up") == 1
 
 
 def candidate(size: int, checkpointing: str, predicted_bytes: int | None = None) -> Candidate:

@@ -243,7 +243,7 @@ def test_batches_without_token_ids_need_a_loss_of_their_own(code: Path) -> None:
 
 def test_of_few_sequences_of_tokens_one_is_held_out(code: Path) -> None:
     code.write_text("import torch\ndef rows(request): return torch.arange(128).view(4, 32)")
-    prepared = tiny(corpus="own_code:rows").prepare()
+    prepared = tiny(corpus="own_code:rows", micro_batch_size=1, accumulation_steps=2).prepare()
     assert (len(prepared.train), len(prepared.held_out)) == (3, 1)
 
 
