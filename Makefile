@@ -20,9 +20,6 @@ IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 WAITING := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # The files with tests of a mark that few have: to import all files takes pytest many seconds.
 OF_EVERY_CARD := tests/test_activation_offloading.py tests/test_memory.py tests/test_run.py
-# The files that take longest on a card: begun first, so that all processes end at about the same time.
-LONG_ON_A_CARD := $(addprefix tests/test_,simulation_cuda.py cuda_entry_points.py cuda_without_gpu.py cuda_faults.py \
-	data_parallel_cuda.py cuda_budget.py qlora.py)
 OF_FOUR_RANKS := tests/test_data_parallel.py tests/test_saving.py
 
 # An environment that forbids writing compiled modules makes each process of a test compile all of them.
@@ -55,7 +52,7 @@ test-cluster: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks $(OF_FOUR_RANKS)
 
 test-cuda: $(CUDA_INSTALLED)
-	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(WAITING) -m "gpu and not slow" $(LONG_ON_A_CARD) tests
+	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(WAITING) -m "gpu and not slow"
 	for card in a100 rtx4090 t4; do \
 		OMP_NUM_THREADS=1 $(CARD) $$card -m pytest -m "every_card and not slow" $(OF_EVERY_CARD) || exit 1; \
 	done

@@ -24,6 +24,7 @@ import torch
 from exit_code import Deadline, exit_code_of
 from journal import Journal
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.given import merged, nested
@@ -89,8 +90,11 @@ def measure(
 ) -> int:
     """Measure the runs that the journal lacks, in random order, each equally often; return how many are left."""
     print(f"predicting {len(experiments)} configurations, which takes minutes the first time", file=sys.stderr)
-    outcomes = predict_each(experiments, hardware_of(experiments[0].device))
-    predicted = {number: one for number, one in outcomes if isinstance(one, Prediction)}
+    predicted: dict[int, Prediction] = {}
+    for number, outcome in predict_each(experiments, hardware_of(experiments[0].device)):
+        if isinstance(outcome, InvalidInputError):
+            raise outcome
+        predicted[number] = outcome
     order = [(repeat, number) for repeat in range(repeats) for number in range(len(choices))]
     shuffled = sorted(order, key=lambda pair: (pair[0], random.Random(repr(pair)).random()))  # noqa: S311
     done = {(row["repeat"], *(row[name] for name in choices[0])) for row in journal.rows()}

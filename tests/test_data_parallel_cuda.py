@@ -1,4 +1,7 @@
-"""Ranks on simulated cards of their own: their memory is the predicted one, and what the machine lacks is refused."""
+"""Ranks on simulated cards of their own: their memory is the predicted one, and what the machine lacks is refused.
+
+Copies of a whole model are left to `make test-all`: tests/test_simulated_ranks.py has scripts with them.
+"""
 
 import json
 from pathlib import Path

@@ -199,6 +199,7 @@ def test_workers_refuse_the_same_experiments_as_one_process() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(num_cores() < 2, reason="there is one worker")
 def test_ctrl_c_ends_all_processes_at_once() -> None:
     code = """
 import sys

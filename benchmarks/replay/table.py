@@ -181,8 +181,11 @@ def count_work(file: Path) -> None:
     experiments = [
         make_experiment(merged(nested(common), nested(dict(zip(names, key, strict=True)))), "search") for key in keys
     ]
-    outcomes = predict_each(experiments, hardware_of(experiments[0].device))
-    predictions = {number: one for number, one in outcomes if isinstance(one, Prediction)}
+    predictions: dict[int, Prediction] = {}
+    for number, outcome in predict_each(experiments, hardware_of(experiments[0].device)):
+        if isinstance(outcome, InvalidInputError):
+            raise outcome
+        predictions[number] = outcome
     lines = [
         json.dumps({"choice": key, "pass": asdict(one.pass_work), "update": asdict(one.update_work)})
         for key, one in ((key, predictions[number]) for number, key in enumerate(keys))

@@ -225,9 +225,6 @@ def _not_built(name: str, error: Exception, without: str) -> InvalidInputError:
 class Sequences(ABC):
     """Training examples, addressed by index and in memory before the first step."""
 
-    documents: "Sequences | None" = None
-    """The sequences of tokens that these are made of, if others."""
-
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of examples."""

@@ -68,8 +68,9 @@ def _of_tokens(ids_NT: Tensor, request: CorpusRequest) -> Prepared:
             f"{request.name} must return integers of the shape [N, sequence_length], and returns {list(ids_NT.shape)} "
             f"of {ids_NT.dtype} at sequence_length={length}; split them to that length, or return texts"
         )
-    first = HELD_OUT_EVERY // 2 if len(ids_NT) > HELD_OUT_EVERY // 2 else 1
-    held_out = torch.arange(len(ids_NT)) % HELD_OUT_EVERY == first
+    are_few = len(ids_NT) <= HELD_OUT_EVERY // 2
+    held_out = torch.arange(len(ids_NT)) % HELD_OUT_EVERY == (1 if are_few else HELD_OUT_EVERY // 2)
+    content = [ids_NT.to(torch.int32).numpy().tobytes(), str(length), *(["few"] if are_few else [])]
 
     def sequences(rows_NT: Tensor) -> PackedSequences:
         tokens = rows_NT.to(torch.int32).flatten().numpy()
@@ -80,5 +81,5 @@ def _of_tokens(ids_NT: Tensor, request: CorpusRequest) -> Prepared:
         held_out=sequences(ids_NT[held_out]),
         vocabulary_size=int(ids_NT.max()) + 1,
         source=request.name,
-        digest=digest_of([ids_NT.to(torch.int32).numpy().tobytes(), str(length)])[:16],
+        digest=digest_of(content)[:16],
     )

@@ -79,6 +79,8 @@ def data_source(experiment: Experiment, *, is_plain: bool) -> Source | None:
             is_plain=is_plain and is_read_alike,
             **(_of_template(template) if template else {}),
         )
+    if isinstance(corpus, TextFiles) and corpus.path is not None and kind_of(corpus.path) == ".tsv":
+        return None  # the package datasets separates columns by commas
     if isinstance(corpus, TextFiles):
         return _source(corpus.path, corpus, text_field=corpus.field)
     return _source(None, corpus, text_field=corpus.field) if isinstance(corpus, Hub) else None
@@ -110,9 +112,7 @@ def _of_template(template: ChatTemplate) -> dict[str, Any]:
     }
 
 
-def _source(path: Path | None, corpus: Any, **more: Any) -> Source | None:
-    if path is not None and kind_of(path) == ".tsv":  # the package datasets separates columns by commas
-        return None
+def _source(path: Path | None, corpus: Any, **more: Any) -> Source:
     if path is not None:
         path = path.expanduser().absolute()
         return Source(path=str(path), file_format=FORMATS.get(kind_of(path)), **more)

@@ -196,7 +196,8 @@ def _card_plan(
 
     def keep(number: int, found: Longest | Prediction | InvalidInputError) -> None:
         if isinstance(found, InvalidInputError):
-            causes[number] = str(found)
+            if number not in rows:  # else its memory is known, and its breakdown is not
+                causes[number] = str(found)
             return
         choice, experiment, next_peak_bytes = choices[number], experiments[number], None
         if isinstance(found, Longest):

@@ -48,7 +48,7 @@ class CardHost:
         self._seen = {*sys.modules}
 
     def serve(self) -> None:
-        """Serve until the parent has closed the connection or has ended."""
+        """Serve until the parent has closed the connection or has ended, or SIGTERM; then end what still runs."""
         try:
             while True:
                 for ready in wait([self._connection, *self._running]):
@@ -59,6 +59,8 @@ class CardHost:
                 while self._waiting and len(self._running) < self._num_processes:
                     self._start(*self._waiting.popitem(last=False))
         except (EOFError, ConnectionError):
+            pass
+        finally:
             for forked in self._running.values():
                 os.kill(forked.pid, signal.SIGKILL)
 
@@ -76,6 +78,7 @@ class CardHost:
         reader, writer = Pipe(duplex=False)
         pid = os.fork()
         if pid == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._connection.close()
             reader.close()
             with contextlib.suppress(BaseException):
@@ -141,6 +144,7 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     preload()
     gc.freeze()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     CardHost(connection, int(sys.argv[2])).serve()
 
 

@@ -38,7 +38,7 @@ class CardProcesses:
         self._log = folder / "log.txt"
         self._connection, theirs = Pipe()
         self._calls: dict[int, SimpleQueue[tuple[int, bytes | None]]] = {}
-        self._sending, self._count = threading.Lock(), 0
+        self._sending, self._count = threading.RLock(), 0
         card = environment(next(iter(CARDS.values())), python=python, report=folder)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -67,16 +67,20 @@ class CardProcesses:
 
         """
         sent, outcomes = dict[int, int](), SimpleQueue[tuple[int, bytes | None]]()
+        requests = [
+            pickle.dumps((dict(own), Path.cwd(), _own_paths(), pickle.dumps((function, argument))))
+            for argument, own in zip(arguments, variables, strict=True)
+        ]
         try:
-            for place, (argument, own) in enumerate(zip(arguments, variables, strict=True)):
-                call = pickle.dumps((function, argument))
+            for place, request in enumerate(requests):
                 with self._sending:
                     self._count += 1
                     sent[self._count], self._calls[self._count] = place, outcomes
-                    self._send((self._count, pickle.dumps((dict(own), Path.cwd(), _own_paths(), call))))
+                    self._send((self._count, request))
             while sent:
                 number, outcome = outcomes.get()
                 if outcome is None:
+                    sent.clear()
                     raise self._ended()
                 yield sent.pop(number), pickle.loads(outcome)  # noqa: S301  # from our own process
         finally:
@@ -90,28 +94,34 @@ class CardProcesses:
         self._process.terminate()
         self._process.wait()
         self._receiving.join()
-        self._connection.close()
+        with self._sending:
+            self._connection.close()
         self._folder.cleanup()
 
     def _receive(self) -> None:
         """Give each outcome to the thread that waits for it, and None to all that wait when the host ends."""
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while True:
                 number, outcome = self._connection.recv()
                 outcomes = self._calls.pop(number, None)
                 if outcomes is not None:  # else nobody waits any more
                     outcomes.put((number, outcome))
-        for number, outcomes in [*self._calls.items()]:
-            outcomes.put((number, None))
+        except (EOFError, ConnectionError):
+            pass
+        finally:
+            for number, outcomes in [*self._calls.items()]:
+                outcomes.put((number, None))
 
     def _send(self, message: object) -> None:
         try:
             self._connection.send(message)
-        except (BrokenPipeError, ConnectionError) as error:
+        except OSError as error:  # the host has ended, or it was closed
             raise self._ended() from error
 
     def _ended(self) -> RuntimeError:
-        lines = self._log.read_text(errors="replace").strip().splitlines()
+        lines: list[str] = []
+        with contextlib.suppress(FileNotFoundError):  # it was closed
+            lines = self._log.read_text(errors="replace").strip().splitlines()
         return RuntimeError(f"the process on a simulated card has ended: {lines[-1] if lines else 'it said nothing'}")
 
 

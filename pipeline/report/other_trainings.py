@@ -100,7 +100,7 @@ def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: 
         losses[run] = [(step, own) for step, own, _ in found if step <= last]
         differences[run] = [(step, own - other) for step, own, other in found if step <= last]
     panels = (
-        curves("loss in the first steps", losses, "loss", colour_numbers=numbers),
+        curves("loss in the steps that both have", losses, "loss", colour_numbers=numbers),
         curves(f"loss less that of {reference.name}", differences, "difference", colour_numbers=numbers),
     )
     return Plot(name=name, title=title, panels=panels)

@@ -217,7 +217,7 @@ def _expected_improvement(measured: Measurements, rivals: Sequence[Rivals], post
 def _improvements(
     posterior: GaussianMixture, measured: Measurements, rivals: Sequence[Rivals], remaining: frozenset[int]
 ) -> tuple[float | None, float | None]:
-    """Return by which fraction two of the candidates may be faster, with CONFIDENCE; None where it is not known.
+    """Return two bounds on how much faster a candidate may be, as fractions with CONFIDENCE; None if not known.
 
     The first is by how much the fastest of `remaining` beats the fastest measured one. The second is by how much the
     fastest of all beats the incumbent: the fastest measured one, whose own time is uncertain as well. Neither is known

@@ -112,8 +112,6 @@ class PackedDocuments(Sequences):
     the last one; the first token of a document is no target.
     """
 
-    documents: PaddedSequences
-
     def __init__(self, store: TokenStore, length: int) -> None:
         self.documents = PaddedSequences(store, length)
         self._length, self._lengths = length, self.documents.lengths
@@ -238,8 +236,6 @@ class PairedSequences(DynamicallyPaddedSequences):
 class MadeUpPairs(Sequences):
     """Pairs of which each answer is a sequence of another corpus, whose sequences have one length."""
 
-    documents: Sequences
-
     def __init__(self, sequences: Sequences) -> None:
         self.documents = sequences
 
@@ -267,8 +263,8 @@ class MadeUpPairs(Sequences):
 
 def documents_of(sequences: Sequences) -> Sequences:
     """Return the sequences of tokens that others are made of, or the sequences themselves."""
-    while sequences.documents is not None:
-        sequences = sequences.documents
+    while isinstance(others := getattr(sequences, "documents", None), Sequences):
+        sequences = others
     return sequences
 
 

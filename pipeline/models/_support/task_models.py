@@ -127,8 +127,6 @@ MakeInputs = Callable[[Tensor, Tensor, Sequence[int]], Batch]
 class TaskSequences(Sequences):
     """Sequences of tokens as the inputs of a task, with an attention mask where they are padded."""
 
-    documents: Sequences
-
     def __init__(self, sequences: Sequences, make: MakeInputs) -> None:
         self.documents, self._make = sequences, make
         self._is_padded = isinstance(sequences, PaddedSequences)
