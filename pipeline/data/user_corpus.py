@@ -70,7 +70,9 @@ def _of_tokens(ids_NT: Tensor, request: CorpusRequest) -> Prepared:
         )
     are_few = len(ids_NT) <= HELD_OUT_EVERY // 2
     held_out = torch.arange(len(ids_NT)) % HELD_OUT_EVERY == (1 if are_few else HELD_OUT_EVERY // 2)
-    content = [ids_NT.to(torch.int32).numpy().tobytes(), str(length), *(["few"] if are_few else [])]
+    content: list[bytes | str] = [ids_NT.to(torch.int32).numpy().tobytes(), str(length)]
+    if are_few:
+        content.append("few")
 
     def sequences(rows_NT: Tensor) -> PackedSequences:
         tokens = rows_NT.to(torch.int32).flatten().numpy()
