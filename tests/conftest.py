@@ -62,7 +62,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 """Whether this process runs on a simulated card: see pipeline/simulation/README.md."""
 LONGEST = (
-    *("simulation_cuda", "cuda_entry_points", "cuda_without_gpu", "cuda_faults", "data_parallel_cuda", "cuda_budget"),
+    *("simulation_values_cuda", "cuda_entry_points", "cuda_faults", "cuda_without_gpu", "simulation_cuda"),
+    *("data_parallel_cuda", "cuda_budget"),
     *("entry_points", "simulate", "faults", "export", "compare", "worker_pool", "search_faults", "search_command"),
     *("explain", "docs", "fit_callback", "api", "gpu_memory", "export_trl", "ui", "levers", "simulated_ranks", "qlora"),
     *("prediction", "comparison_noise", "user_functions", "lengths"),
@@ -71,7 +72,7 @@ LONGEST = (
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
 
 
-pytest.register_assert_rewrite("card_projects")
+pytest.register_assert_rewrite("card_projects", "simulated_programs")
 
 
 def pytest_configure() -> None:

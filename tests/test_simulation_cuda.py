@@ -6,46 +6,22 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import IS_SIMULATED, ROOT
+from simulated_programs import only, run, run_code
 
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.library import FILE_NAME, library_for, preloaded
-from pipeline.simulation.report import Process, read_report
-from pipeline.simulation.run import Simulate, SimulatedRun, run_command
+from pipeline.simulation.report import read_report
 from pipeline.simulation.torch_build import find_torch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_SIMULATED, reason="needs simulated cards: make test-cuda")]
 GIB = 2**30
 NVIDIAS = re.compile(
     r"lib(cuda|cudart|cublas|cudnn|cufft|curand|cusolver|cusparse|nccl|nvrtc|nvidia-ml|nvJitLink)\w*\.so"
 )
-
-
-@pytest.fixture(autouse=True)
-def simulated() -> None:
-    if "SIMULATED_CARD_NAME" not in os.environ:
-        pytest.skip("needs simulated cards: make test-cuda")
-
-
-def run(*words: str, card: str = "h100", **options: Any) -> SimulatedRun:
-    wanted = Simulate(command=(sys.executable, *words), card=find_card(card), num_steps=None, **options)
-    with tempfile.TemporaryDirectory() as folder:
-        return run_command(wanted, Path(folder))
-
-
-def run_code(code: str, *words: str, **options: Any) -> SimulatedRun:
-    return run("-c", code, *words, **options)
-
-
-def only(result: SimulatedRun) -> Process:
-    assert result.exit_code == 0
-    [process] = result.processes
-    return process
 
 
 @pytest.mark.parametrize(
@@ -194,78 +170,6 @@ print(json.dumps(sorted({line.split()[-1] for line in open("/proc/self/maps") if
     assert any(file.parent == own for file in loaded)
 
 
-VALUES = """
-import json, sys, torch
-mask = torch.tensor([[1, 1, 0], [1, 0, 0]]).cuda()
-ids = torch.arange(6, device="cuda").view(2, 3)
-ids[0] = 7
-picked = torch.zeros(4, device="cuda")
-picked[torch.tensor([True, False, True, False]).cuda()] = 2.5
-found = [
-    mask.sum().item(), list(mask.nonzero().shape), bool(mask.bool().all()), ids[mask.bool()].tolist(), ids.tolist(),
-    list(torch.unique(ids).shape), torch.repeat_interleave(ids[1], mask.sum(0) + 1).tolist(), picked.tolist(),
-    torch.equal(picked, picked.clone()), torch.bincount(ids.flatten()).tolist(), torch.tensor(5, device="cuda").item(),
-    torch.cat([ids, ids[:, :1]], 1).argmax(-1).tolist(), bool(torch.isin(ids, torch.tensor([4], device="cuda")).any()),
-]
-open(sys.argv[1], "w").write(json.dumps(found))
-"""
-
-
-def test_what_a_program_computes_from_its_own_small_tensors_is_right(tmp_path: Path) -> None:
-    file = tmp_path / "found.json"
-    process = only(run_code(VALUES, str(file), values=True))
-    assert json.loads(file.read_text()) == [
-        *(3, [3, 2], False, [7, 7, 3], [[7, 7, 7], [3, 4, 5]]),
-        *([4], [3, 3, 3, 4, 4, 5], [2.5, 0, 2.5, 0]),
-        *(True, [0, 0, 0, 1, 1, 1, 0, 3], 5, [0, 2], True),
-    ]
-    assert process.unknown_reads == ()
-
-
-STEPS = """
-import sys, torch
-net = torch.nn.Sequential(torch.nn.Embedding(1000, 64), torch.nn.Linear(64, 256), torch.nn.Linear(256, 1000))
-net = net.cuda()
-optimizer = torch.optim.AdamW(net.parameters())
-for _ in range(3):
-    ids = torch.randint(0, 1000, (8, 128)).cuda()
-    with torch.autocast("cuda", torch.bfloat16):
-        loss = torch.nn.functional.cross_entropy(net(ids).view(-1, 1000), ids.view(-1))
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    print(loss.item())
-open(sys.argv[1], "w").write(f"{torch.cuda.max_memory_allocated()} {torch.cuda.max_memory_reserved()}")
-"""
-
-
-def test_peaks_with_and_without_values_are_equal_and_what_was_read_is_named(tmp_path: Path) -> None:
-    script = tmp_path / "steps.py"
-    script.write_text(STEPS)
-    peaks = []
-    for values in (False, True):
-        file = tmp_path / f"peaks-{values}"
-        process = only(run(str(script), str(file), values=values))
-        [read] = process.unknown_reads
-        assert (read.place, read.bytes, read.count) == (f"{script}:14", 4, 3) and not read.may_steer
-        peaks.append(file.read_text())
-    assert peaks[0] == peaks[1]
-
-
-def test_gradients_are_added_in_place_with_and_without_values(tmp_path: Path) -> None:
-    code = """
-import sys, torch
-weight = torch.nn.Parameter(torch.zeros(4096, 1024, device="cuda"))
-((torch.zeros(8, 1024, device="cuda") @ weight.t()).sum() + (2 * weight).sum() + (3 * weight).sum()).backward()
-open(sys.argv[1], "w").write(str(torch.cuda.max_memory_allocated()))
-"""
-    files = [tmp_path / f"{values}" for values in (False, True)]
-    for file in files:
-        run_code(code, str(file), values=file.name == "True")
-    assert files[0].read_text() == files[1].read_text()
-
-
 def test_a_card_has_the_cache_that_torch_compile_clears_before_it_times_a_kernel(tmp_path: Path) -> None:
     code = "import sys, torch; open(sys.argv[1], 'w').write(str(torch.cuda.get_device_properties(0).L2_cache_size))"
     run_code(code, str(tmp_path / "bytes"), card="h200")
@@ -291,162 +195,6 @@ open(sys.argv[1], "w").write(f"{milliseconds(50264)} {milliseconds(50257)}")
     run_code(code, str(tmp_path / "milliseconds"))
     suiting, other = map(float, (tmp_path / "milliseconds").read_text().split())
     assert other > 2 * suiting
-
-
-def test_a_mask_that_is_not_known_may_steer_where_a_loss_does_not() -> None:
-    code = """
-import torch
-labels, logits = torch.randint(0, 4, (8,), device="cuda"), torch.randn(8, device="cuda")
-print((logits[labels != 2].mean() + logits.mean()).item())
-"""
-    for values in (False, True):
-        reads = only(run_code(code, values=values)).unknown_reads
-        assert {(read.place, read.bytes, read.may_steer) for read in reads} == {
-            ("<string>:4", 4, True),
-            ("<string>:4", 4, False),
-        }
-
-
-def test_printing_tensors_steers_nothing() -> None:
-    code = """
-import torch
-print(torch.randn(3, device="cuda"), torch.randint(0, 4, (2,), device="cuda"))
-"""
-    for values in (False, True):
-        reads = only(run_code(code, values=values)).unknown_reads
-        assert {read.place for read in reads} == {"<string>:3"} and not any(read.may_steer for read in reads)
-
-
-def test_sparse_tensors_have_no_values_and_run() -> None:
-    code = """
-import torch
-places = torch.tensor([[0, 1], [1, 0]]).cuda()
-matrix = torch.sparse_coo_tensor(places, torch.ones(2, device="cuda"), (2, 2)).coalesce()
-embedding = torch.nn.Embedding(8, 4, sparse=True).cuda()
-optimizer = torch.optim.SparseAdam(embedding.parameters())
-torch.sparse.mm(matrix, embedding(torch.tensor([1, 3]).cuda())).sum().backward()
-optimizer.step()
-"""
-    assert only(run_code(code, values=True)).unmodelled == {}
-
-
-def test_a_subclass_that_dispatches_as_a_tensor_does_has_values() -> None:
-    """As the 4-bit parameters of bitsandbytes do, which intercept functions alone."""
-    code = """
-import torch
-class Parameter(torch.nn.Parameter): pass
-weight = Parameter(torch.tensor([1, 2]).cuda(), requires_grad=False)
-assert weight.detach().sum().item() == 3
-"""
-    assert only(run_code(code, values=True)).unknown_reads == ()
-
-
-def test_products_in_half_precision_have_values_that_are_rounded_once() -> None:
-    code = """
-import torch
-for dtype in (torch.bfloat16, torch.float16):
-    one = torch.arange(6.0).view(2, 3).to(dtype).cuda() / 3
-    other, added = one.t().contiguous(), torch.ones(2, dtype=dtype, device="cuda")
-    products = torch.addmm(added, one, other), (one[None] @ other[None])[0] + added
-    for product in products:
-        exact = one.cpu().float() @ other.cpu().float() + 1
-        assert product.dtype is dtype and torch.allclose(product.cpu().float(), exact, rtol=0.01)
-"""
-    assert only(run_code(code, values=True)).unknown_reads == ()
-
-
-def test_what_a_known_mask_selects_has_a_known_size_with_values() -> None:
-    code = """
-import torch
-mask = torch.tensor([True, False, True]).cuda()
-assert torch.randn(3, device="cuda")[mask].shape == (2,)
-"""
-    assert only(run_code(code, values=True)).unknown_reads == ()
-
-
-def test_a_known_mask_selects_of_a_tensor_too_large_to_be_computed_on_the_host() -> None:
-    code = """
-import torch
-mask = torch.tensor([True, False, True]).cuda()
-large = torch.randn(3, 2**20, device="cuda")
-assert large[mask].shape == (2, 2**20) and large[:, :5].masked_select(mask[:, None]).shape == (10,)
-mask[mask] = False
-assert not mask.any()
-"""
-    assert only(run_code(code, values=True)).unknown_reads == ()
-
-
-def test_values_take_a_bounded_part_of_the_hosts_memory_and_known_ones_stay() -> None:
-    code = """
-import resource, torch
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-numbers = torch.arange(4, device="cuda")
-before = peak()
-for _ in range(2000):
-    torch.ones(2**18, device="cuda")
-assert numbers.sum().item() == 6 and peak() - before < 5 * 2**28  # of 2000 MiB; freed memory is given back later
-"""
-    assert only(run_code(code, values=True)).unknown_reads == ()
-
-
-@pytest.mark.parametrize("kind", ["foreach", "fused"])
-def test_parameters_are_not_known_after_a_step_of_operators_that_return_nothing(kind: str) -> None:
-    code = """
-import sys, torch
-parameter = torch.nn.Parameter(torch.zeros(4, device="cuda"))
-parameter.grad = torch.randn(4, device="cuda")
-torch.optim.AdamW([parameter], **{sys.argv[1]: True}).step()
-print(parameter.sum().item())
-"""
-    [read] = only(run_code(code, kind, values=True)).unknown_reads
-    assert (read.place, read.bytes) == ("<string>:6", 4)
-
-
-def test_a_read_in_the_backward_pass_is_counted_at_an_unknown_place(capfd: pytest.CaptureFixture[str]) -> None:
-    code = """
-import torch
-x = torch.randn(8, device="cuda", requires_grad=True)
-x[x > 0].sum().backward()
-"""
-    reads = only(run_code(code)).unknown_reads
-    assert {(read.place, read.may_steer) for read in reads} == {("<string>:4", True), ("?", True)}
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_a_package_whose_name_begins_like_torchs_has_lines_of_its_own() -> None:
-    code = """
-import os, torch
-file = os.path.dirname(torch.__file__) + "metrics.py"
-exec(compile("torch.randn(1, device='cuda').item()", file, "exec"))
-"""
-    [read] = only(run_code(code)).unknown_reads
-    assert read.place.endswith("torchmetrics.py:1")
-
-
-def test_the_reads_of_a_forked_process_are_its_own() -> None:
-    code = """
-import os, torch
-if os.fork():
-    os.wait()
-else:
-    torch.randn(1, device="cuda").item()
-"""
-    [read] = only(run_code(code)).unknown_reads
-    assert (read.place, read.count) == ("<string>:6", 1)
-
-
-def test_generation_ends_where_it_should(tmp_path: Path) -> None:
-    code = """
-import torch
-from transformers import AutoModelForCausalLM, GPT2Config
-config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=100, eos_token_id=99)
-model = AutoModelForCausalLM.from_config(config).cuda()
-ids = torch.ones(2, 5, dtype=torch.long).cuda()
-out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=99)
-assert out.shape == (2, 9), out.shape
-"""
-    process = only(run_code(code, values=True))
-    assert all(read.may_steer for read in process.unknown_reads)  # whether a row has ended
 
 
 def test_ranks_that_torchrun_starts_have_a_card_each(tmp_path: Path) -> None:
