@@ -90,11 +90,7 @@ def measure(
 ) -> int:
     """Measure the runs that the journal lacks, in random order, each equally often; return how many are left."""
     print(f"predicting {len(experiments)} configurations, which takes minutes the first time", file=sys.stderr)
-    predicted: dict[int, Prediction] = {}
-    for number, outcome in predict_each(experiments, hardware_of(experiments[0].device)):
-        if isinstance(outcome, InvalidInputError):
-            raise outcome
-        predicted[number] = outcome
+    predicted = predictions_of(experiments)
     order = [(repeat, number) for repeat in range(repeats) for number in range(len(choices))]
     shuffled = sorted(order, key=lambda pair: (pair[0], random.Random(repr(pair)).random()))  # noqa: S311
     done = {(row["repeat"], *(row[name] for name in choices[0])) for row in journal.rows()}
@@ -109,6 +105,21 @@ def measure(
         journal.add(row)
         print(row, file=sys.stderr, flush=True)
     return len(waiting)
+
+
+def predictions_of(experiments: Sequence[Experiment]) -> dict[int, Prediction]:
+    """Return the prediction of each experiment by its number.
+
+    Raises:
+        InvalidInputError: one of them cannot be predicted.
+
+    """
+    predictions: dict[int, Prediction] = {}
+    for number, outcome in predict_each(experiments, hardware_of(experiments[0].device)):
+        if isinstance(outcome, InvalidInputError):
+            raise outcome
+        predictions[number] = outcome
+    return predictions
 
 
 def measured(experiment: Experiment, prediction: Prediction) -> dict[str, Any]:

@@ -75,11 +75,15 @@ def problem() -> ExperimentProblem:
 
 
 def search(
-    problem: ExperimentProblem, folder: Path, proposer: ListedProposer, speeds: dict[int, float]
+    problem: ExperimentProblem,
+    folder: Path,
+    proposer: ListedProposer,
+    speeds: dict[int, float],
+    kind: type[MadeUpSearch] = MadeUpSearch,
 ) -> MadeUpSearch:
     folder.mkdir(exist_ok=True)
     study = StoredStudy(f"sqlite:///{folder}/optuna.db", "made-up", ("maximize",), {})
-    return MadeUpSearch(problem, study, proposer, folder, Observer, SearchObserver(), speeds=speeds)
+    return kind(problem, study, proposer, folder, Observer, SearchObserver(), speeds=speeds)
 
 
 def test_a_check_that_contradicts_the_answer_becomes_a_trial_and_is_verified(
@@ -103,8 +107,7 @@ def test_a_check_that_contradicts_the_answer_when_no_trial_is_left_is_answered_b
             was_disturbed = name.startswith("trial") and experiment.micro_batch_size == 4
             return result, metrics | ({"tokens_per_second": 95.0} if was_disturbed else {})
 
-    made = search(problem, tmp_path, ListedProposer([4, 2], baseline_size=4), {1: 50.0, 2: 100.0, 4: 130.0})
-    one = Noisy(made.problem, made.study, made.proposer, made.folder, Observer, SearchObserver(), speeds=made.speeds)
+    one = search(problem, tmp_path, ListedProposer([4, 2], baseline_size=4), {1: 50.0, 2: 100.0, 4: 130.0}, Noisy)
     search_and_verify(one)
     assert [one.answer.choice for one in one.verifications if one] == [choice_of(2), choice_of(4)]
     found = findings_of(problem, one.runs, None, one.verification)
@@ -132,10 +135,7 @@ def test_a_plain_run_that_is_repeated_as_losses_differ_is_kept_beside_the_trial(
             result = trained(10, away=0.5 * name.startswith("verification: plain"))
             return result, metrics | {"effective_batch_size": 4.0}
 
-    made = search(problem, tmp_path, ListedProposer([2], baseline_size=1), {1: 50.0, 2: 100.0})
-    one = Differing(
-        made.problem, made.study, made.proposer, made.folder, Observer, SearchObserver(), speeds=made.speeds
-    )
+    one = search(problem, tmp_path, ListedProposer([2], baseline_size=1), {1: 50.0, 2: 100.0}, Differing)
     search_and_verify(one)
     assert one.verification is not None and one.verification.repeat_difference is not None
     assert [dict(trial.choice) for trial in one.trials] == [choice_of(2), choice_of(1)]
@@ -197,10 +197,7 @@ def test_what_was_verified_is_kept_when_a_later_trial_is_interrupted(
         def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
             return super().next(trials, extra) if extra or not trials else None
 
-    made = search(problem, tmp_path, Later([4, 2, 1], baseline_size=4), {1: 50.0, 2: 80.0, 4: 100.0})
-    one = Interrupted(
-        made.problem, made.study, made.proposer, made.folder, Observer, SearchObserver(), speeds=made.speeds
-    )
+    one = search(problem, tmp_path, Later([4, 2, 1], baseline_size=4), {1: 50.0, 2: 80.0, 4: 100.0}, Interrupted)
     with pytest.raises(KeyboardInterrupt):
         search_and_verify(one)
     found = _findings(one, one.trials, SearchClock())
@@ -251,8 +248,7 @@ def test_a_trial_has_the_mean_speed_to_beat_and_a_repeat_has_nothing(
             return result, metrics
 
     to_beat: list[float | None] = []
-    made = search(problem, tmp_path, Repeating([2, 2, 4], baseline_size=1), {1: 50.0, 2: 100.0, 4: 50.0})
-    one = Slower(made.problem, made.study, made.proposer, made.folder, made.tracker, made.observer, speeds=made.speeds)
+    one = search(problem, tmp_path, Repeating([2, 2, 4], baseline_size=1), {1: 50.0, 2: 100.0, 4: 50.0}, Slower)
     run_trials(one, math.inf)
     assert to_beat == [None, None, pytest.approx(1 / math.sqrt(100.0 * 96.0))]  # of one token
 

@@ -65,7 +65,7 @@ def test_a_saved_training_goes_on_as_if_it_had_not_ended(
             (second, 6, Saving(folder, every=2, resume=folder / "step_3")),
         )
     )
-    rel = 0 if first == second else 3e-5  # sums in another order: 1.1e-5 after five updates on one processor
+    rel = 0 if first == second else 2e-5  # sums in another order: 1.1e-5 after five updates on one processor
     assert losses(begun) + losses(resumed) == pytest.approx(losses(whole), rel=rel)
     assert [record.step for record in resumed.steps] == [3, 4, 5]
     assert [record.loss_scale for record in resumed.steps] == [record.loss_scale for record in whole.steps[3:]]

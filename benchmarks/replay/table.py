@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from search_table import DIMENSIONS, SETTINGS
+from search_table import DIMENSIONS, SETTINGS, predictions_of
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.entry_points import FOLDER
@@ -18,10 +18,7 @@ from pipeline.config.experiment import make_experiment
 from pipeline.config.given import dotted, merged, nested
 from pipeline.config.settings import AllSettings
 from pipeline.config.variants import read_yaml
-from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
-from pipeline.prediction.predict_all import predict_each
-from pipeline.prediction.prediction import Prediction
 from pipeline.searching.candidates import Candidate, Works
 
 WARMUP_STEPS = int(read_yaml(FOLDER / "search.yaml")["timing_warmup_steps"])
@@ -181,11 +178,7 @@ def count_work(file: Path) -> None:
     experiments = [
         make_experiment(merged(nested(common), nested(dict(zip(names, key, strict=True)))), "search") for key in keys
     ]
-    predictions: dict[int, Prediction] = {}
-    for number, outcome in predict_each(experiments, hardware_of(experiments[0].device)):
-        if isinstance(outcome, InvalidInputError):
-            raise outcome
-        predictions[number] = outcome
+    predictions = predictions_of(experiments)
     lines = [
         json.dumps({"choice": key, "pass": asdict(one.pass_work), "update": asdict(one.update_work)})
         for key, one in ((key, predictions[number]) for number, key in enumerate(keys))

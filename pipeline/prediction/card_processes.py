@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cache
+from itertools import count
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,7 +39,7 @@ class CardProcesses:
         self._log = folder / "log.txt"
         self._connection, theirs = Pipe()
         self._calls: dict[int, SimpleQueue[tuple[int, bytes | None]]] = {}
-        self._sending, self._count = threading.RLock(), 0
+        self._sending, self._numbers = threading.RLock(), count(1)
         card = environment(next(iter(CARDS.values())), python=python, report=folder)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -73,10 +74,9 @@ class CardProcesses:
         ]
         try:
             for place, request in enumerate(requests):
-                with self._sending:
-                    self._count += 1
-                    sent[self._count], self._calls[self._count] = place, outcomes
-                    self._send((self._count, request))
+                number = next(self._numbers)
+                sent[number], self._calls[number] = place, outcomes
+                self._send((number, request))
             while sent:
                 number, outcome = outcomes.get()
                 if outcome is None:
@@ -86,8 +86,7 @@ class CardProcesses:
         finally:
             for number in sent:
                 self._calls.pop(number, None)
-                with self._sending:
-                    self._send((number, None))
+                self._send((number, None))
 
     def close(self) -> None:
         """End the host and its processes."""
@@ -114,7 +113,8 @@ class CardProcesses:
 
     def _send(self, message: object) -> None:
         try:
-            self._connection.send(message)
+            with self._sending:
+                self._connection.send(message)
         except OSError as error:  # the host has ended, or it was closed
             raise self._ended() from error
 

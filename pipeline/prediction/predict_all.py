@@ -93,8 +93,13 @@ def _with_work(prediction: Prediction, low: Prediction, high: Prediction) -> Pre
     share = (prediction.micro_batch_size - low.micro_batch_size) / max(1, high.micro_batch_size - low.micro_batch_size)
     work = combined(lambda one, other: one + share * (other - one), low.pass_work, high.pass_work)
     work = replace(work, sent_bytes=low.pass_work.sent_bytes)  # the same for any size, but for that of a single pass
-    prediction = replace(prediction, breakdown=None)  # a cached one may have it
-    return replace(prediction, pass_work=work, last_pass_work=low.last_pass_work, update_work=low.update_work)
+    return replace(
+        prediction,
+        breakdown=None,  # a cached one may have it
+        pass_work=work,
+        last_pass_work=low.last_pass_work,
+        update_work=low.update_work,
+    )
 
 
 def why_not_predicted(error: Exception) -> InvalidInputError:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import altair as alt
 
@@ -11,6 +12,7 @@ from pipeline.report.curves import OVER, Series, curves, lines, over_steps
 from pipeline.report.plot import Panel, layered, whole_axis
 from pipeline.training.metrics import Row
 
+T = TypeVar("T")
 HEIGHT, UPPER_PIXELS, LOWER_PIXELS = 370, 230, 110
 """Heights of both charts, of the losses and of the differences."""
 FITTED = alt.Scale(zero=False, nice=False)
@@ -30,6 +32,12 @@ def losses(rows: Sequence[Row]) -> dict[str, list[tuple[float, float | None]]]:
     }
 
 
+def in_common(own: Sequence[tuple[float, T]], other: Sequence[tuple[float, T]]) -> list[tuple[float, T, T]]:
+    """Return the steps that two runs have in common, with the values of both: a resumed run begins later."""
+    values = dict(other)
+    return [(step, value, values[step]) for step, value in own if step in values]
+
+
 def colour_numbers(rows: Sequence[Row]) -> dict[str, int]:
     """Return the number of each variant, by which it has the same colour in each chart."""
     return {row.name: number for number, row in enumerate(rows)}
@@ -47,9 +55,9 @@ def losses_panel(rows: Sequence[Row], of: str = "") -> Panel:
     parts = {"loss": found}
     if baseline.name in found and len(alike) > 1:
         title += f" (below: the difference from {baseline.name})"
-        others = dict(found[baseline.name])  # by step: a resumed run begins later
         parts["difference"] = {
-            name: [(step, _less(loss, others[step])) for step, loss in found[name] if step in others] for name in alike
+            name: [(step, _less(own, other)) for step, own, other in in_common(found[name], found[baseline.name])]
+            for name in alike
         }
     if not found:
         return curves(title, found, "loss")

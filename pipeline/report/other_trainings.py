@@ -7,7 +7,7 @@ from pipeline.base.technique import Mathematics
 from pipeline.config.settings import TECHNIQUES
 from pipeline.report.comparable import of_other_data
 from pipeline.report.curves import curves
-from pipeline.report.losses import colour_numbers
+from pipeline.report.losses import colour_numbers, in_common
 from pipeline.report.page import Section
 from pipeline.report.plot import Plot
 from pipeline.report.table import Table
@@ -84,10 +84,10 @@ def _line(row: Row, reference: Row) -> dict[str, object]:
     return values
 
 
-def _pairs(row: Row, reference: Row) -> list[tuple[int, float, float]]:
+def _pairs(row: Row, reference: Row) -> list[tuple[float, float, float]]:
     """Return the number, counted from 1, and the losses of each step that both have."""
-    others = {record.step: record.loss for record in reference.steps}
-    return [(one.step + 1, one.loss, others[one.step]) for one in row.steps if one.step in others]
+    own, other = ([(record.step + 1, record.loss) for record in each.steps] for each in (row, reference))
+    return in_common(own, other)
 
 
 def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: Sequence[Row]) -> Plot:

@@ -30,9 +30,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 UNPUBLISHED = tuple(name for name, values in PRESETS.items() if values["vocab_size"] is None)
 """Presets without published weights, tokenizer and vocabulary size."""
+SHAPE = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+"""The names of the width and of the numbers of heads there."""
 FEED_FORWARD = ("intermediate_size", "moe_intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
 """The names of the feed-forward width there."""
-HEADS = ("num_attention_heads", "num_key_value_heads")
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout", "dropout")
 """The names of dropout in transformers' configurations."""
 ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
@@ -96,7 +97,7 @@ class CausalModel(TransformersModel):
             )
         if getattr(config, "is_decoder", None) is False:  # BERT and its like attend to both sides otherwise
             config.is_decoder = True
-        own = {name: getattr(config, name, None) for name in ("hidden_size", *FEED_FORWARD, *HEADS)}
+        own = {name: getattr(config, name, None) for name in (*SHAPE, *FEED_FORWARD)}
         for key, value in {**self._in_proportion(own), **changes, **self._dropouts(config.to_dict())}.items():
             setattr(config, key, value)
         return config
@@ -123,12 +124,12 @@ class CausalModel(TransformersModel):
     def _in_proportion(self, values: Mapping[str, Any]) -> dict[str, int]:
         """Return the feed-forward width and the heads that share keys, for this width and number of heads."""
         known = {name: value for name, value in values.items() if isinstance(value, int)}  # else one for each layer
+        width, heads, shared = map(known.get, SHAPE)
         scaled = {}
-        if self.width and "hidden_size" in known:
-            scaled = {name: known[name] * self.width // known["hidden_size"] for name in FEED_FORWARD if name in known}
-        if self.num_heads and {*HEADS} <= known.keys():
-            groups = max(1, known["num_attention_heads"] // known["num_key_value_heads"])
-            scaled["num_key_value_heads"] = max(1, self.num_heads // groups)
+        if self.width and width:
+            scaled = {name: known[name] * self.width // width for name in FEED_FORWARD if name in known}
+        if self.num_heads and heads and shared:
+            scaled["num_key_value_heads"] = max(1, self.num_heads // max(1, heads // shared))
         return scaled
 
     def _dropouts(self, values: dict[str, Any]) -> dict[str, float]:
