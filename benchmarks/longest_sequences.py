@@ -112,7 +112,8 @@ class Lengths:
         if number not in self.known:
             length, prepared = self.lengths[number], self.experiment.read_corpus()
             settings = self.experiment.settings.model_copy(update={"sequence_length": length})
-            example = replace(prepared, train=OfLength(prepared.train, length))
+            rows = OfLength(prepared.train, length)
+            example = replace(prepared, train=rows, held_out=rows)
             self.known[number] = predict(Experiment(settings), find_hardware(CARD), example)
         return self.known[number]
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, g
 from pipeline.base.errors import InvalidInputError, close_to, did_you_mean
 from pipeline.base.machines import check_started_by_torchrun
 from pipeline.config.entry_points import (
-    ALIASES,
     BEST_FILE,
     EXAMPLES,
     EXISTING,
@@ -61,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     if words[0] == VERSION:
         print(f"fitproof {version('fitproof')}")  # noqa: T201
         return 0
-    entry, *rest = (*ALIASES.get(words[0], (words[0],)), *words[1:])
+    entry, *rest = words
     try:
         _check_files(entry, rest)
         if entry in TOOLS:

@@ -417,6 +417,8 @@ UNREADABLE: list[tuple[Any, str]] = [
     ({"messages": TALK[:2]}, "1 have no answer: a message of the role assistant"),
     ({"prompt": "a", "completion": " "}, "1 have no answer"),
     ({"messages": TALK[2:]}, "1 begin with an answer"),
+    ({"messages": TALK, "functions": 5}, "1 have tools that are not a list of objects"),
+    ({"messages": TALK, "functions": "none"}, "1 have tools that are not a list of objects, .*str"),
 ]
 
 

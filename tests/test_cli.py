@@ -244,14 +244,6 @@ def test_a_tool_says_what_it_does_before_its_code_is_imported(
     assert said == [f"fitproof {tool}: {TOOLS[tool]}\n"]
 
 
-def test_handover_is_export_with_its_former_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = "".join(f"{name}: {value}\n" for name, value in SMALL.items() if not name.startswith("encoder"))
-    (folder / "best.yaml").write_text(small)
-    assert main(["handover"]) == 0
-    assert main(["export"]) == 0
-    assert {path.name for path in (folder / "handover").iterdir()} == {p.name for p in (folder / "export").iterdir()}
-
-
 def test_what_takes_more_than_a_word_is_json() -> None:
     assert parse("plan", ["--space", '{"precision": ["fp32"]}']) == {"space": {"precision": ["fp32"]}}
     with pytest.raises(InvalidInputError, match="space must be JSON, and is 'precision=fp32'"):

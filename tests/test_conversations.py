@@ -255,6 +255,7 @@ FIELDS = (
     "system",
     "history",
     "tools",
+    "functions",
     "label",
 )
 TURN = ("role", "from", "content", "value", "tool_calls", "function_call", "weight", "train_detail", "type", "text")

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from pipeline.jobs.plan_settings import budget_bytes_on
 from pipeline.memory.device import hardware_of
 from pipeline.prediction import cuda_context as context
 from pipeline.prediction.cards import find_hardware
-from pipeline.prediction.cuda_context import context_bytes_of, measure_context, trainings
+from pipeline.prediction.cuda_context import measure_context, trainings
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_each
 from pipeline.simulation.cards import ASSUMED_CONTEXT, T4_CONTEXT
@@ -23,6 +23,16 @@ from pipeline.simulation.cards import ASSUMED_CONTEXT, T4_CONTEXT
 MIB = 2**20
 T4 = find_hardware("t4")
 CPU = torch.device("cpu")
+context_bytes_of = context.context_bytes_of.__wrapped__
+"""As in a process that has not asked yet."""
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    """Let no answer of this process last from one test to another."""
+    context.context_bytes_of.cache_clear()
+    yield
+    context.context_bytes_of.cache_clear()
 
 
 @pytest.fixture

@@ -593,7 +593,7 @@ def test_the_readme_has_the_purpose_of_every_target_that_can_train_the_model() -
 def test_the_tool_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "best.yaml"
     config.write_text(tiny(**COMBINED).to_yaml())
-    assert main(["handover", "--config", str(config), "--output", str(tmp_path / "files")]) == 0
+    assert main(["export", "--config", str(config), "--output", str(tmp_path / "files")]) == 0
     written = {file.name: file.read_text() for file in (tmp_path / "files").iterdir()}
     assert written == export_files(tiny(**COMBINED))
     out = capsys.readouterr().out
@@ -604,7 +604,7 @@ def test_the_tool_writes_the_files(tmp_path: Path, capsys: pytest.CaptureFixture
     ("words", "message"),
     [
         (["--config", "absent.yaml"], "absent.yaml must be a readable file"),
-        (["--output", "/proc/handover"], "the folder of the files must be writable, and /proc/handover is not"),
+        (["--output", "/proc/export"], "the folder of the files must be writable, and /proc/export is not"),
     ],
 )
 def test_a_wrong_setting_gives_a_clear_error(
@@ -612,7 +612,7 @@ def test_a_wrong_setting_gives_a_clear_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "best.yaml").write_text(tiny().to_yaml())
-    assert main(["handover", *words]) == 2
+    assert main(["export", *words]) == 2
     assert message in capsys.readouterr().err
 
 

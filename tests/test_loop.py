@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import TINY
+from optuna.trial import FrozenTrial
 from test_verification import rows_of, trained
 
 from pipeline.base.results import Outcome, Result
@@ -22,7 +23,7 @@ from pipeline.searching import loop
 from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem
 from pipeline.searching.loop import Search, SearchObserver, findings_of, run_trials, search_and_verify
 from pipeline.searching.study import StoredStudy
-from pipeline.searching.trial_record import TrialRecord, judge
+from pipeline.searching.trial_record import judge
 from pipeline.searching.trials import ANSWER, Proposal, Trial, label, speeds
 
 SIZES = (1, 2, 4)
@@ -273,7 +274,7 @@ def test_a_worker_that_waits_proposes_only_after_a_trial_has_ended(
         if num_polls == 10:
             release.set()
 
-    def measure(number: int, queued: Proposal) -> TrialRecord:
+    def measure(number: int, queued: Proposal) -> FrozenTrial:
         taken.set()
         assert release.wait(60)
         metrics = {"tokens_per_second": 100.0, "peak_allocated_mib": 1.0}

@@ -18,7 +18,7 @@ from test_acquisition import BATCH, POLICIES, PRECISIONS, SIZES, TOKENS, made_up
 
 from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
-from pipeline.config.runnable import Runnable
+from pipeline.config.command import Runnable
 from pipeline.config.space import Choice
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.run import execute

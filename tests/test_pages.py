@@ -94,7 +94,6 @@ def search_findings() -> SearchFindings:
         runs=tuple(replace(row, number=0, source=role) for role, row in (("answer", rows[2]), ("plain", rows[0]))),
     )
     return SearchFindings(
-        entry="search",
         model="gpt2-nano",
         effective_batch_size=16,
         budget_bytes=BUDGET,

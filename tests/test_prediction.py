@@ -217,7 +217,7 @@ def test_predictions_agree_with_torchs_mem_tracker(checkpointing: str) -> None:
 
     experiment = tiny(micro_batch_size=8, checkpointing=checkpointing, **WIDE)
     prepared = experiment.read_corpus()
-    tracker, rows = MemTracker(), RepeatedRow(prepared.train, experiment.device)
+    tracker, rows = MemTracker(), RepeatedRow(prepared.train)
     with simulated():
         step = build_step(experiment, prepared)
         optimizer = make_optimizer(step.trainable.module, experiment.settings)

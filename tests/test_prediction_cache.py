@@ -91,3 +91,10 @@ def test_an_edited_configuration_is_predicted_anew(tmp_path: Path, monkeypatch: 
         write_configuration(tmp_path / "model", "llama", num_hidden_layers=2, intermediate_size=size)
         peaks.append(predict(tiny(model=str(tmp_path / "model"), **shape), CPU).peak_allocated_bytes)
     assert peaks[0] == peaks[2] != peaks[1]
+
+
+def test_what_a_weight_decay_copies_is_not_answered_from_the_cache(folder: Path) -> None:
+    """torch's SGD over lists of tensors adds the decayed weights to a copy of all gradients."""
+    sgd = {"optimizer": "sgd", "optimizer_implementation": "foreach", "micro_batch_size": 1, "sequence_length": 8}
+    plain, decayed = (predict(tiny(**sgd, weight_decay=decay), CPU).peak_allocated_bytes for decay in (0.0, 0.01))
+    assert decayed > plain

@@ -48,7 +48,6 @@ def made_up(choice: dict[str, Any]) -> Prediction:
     peak = 2.0 + size * (0.04 if recomputes else 0.2) * (0.8 if fuses else 1) + size * (0.02 if chunks else 0.15)
     moved = size * 3e9 * (0.7 if half else 1) * (0.8 if fuses else 1)
     return Prediction(
-        target=RTX4090,
         peak_allocated_bytes=int(peak * GIB),
         peak_reserved_bytes=int(peak * GIB),
         peak_device_bytes=int(peak * GIB),

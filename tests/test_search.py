@@ -7,17 +7,17 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import optuna
 import psutil
 import pytest
 import torch
 from conftest import PNG, THREE_LEVERS, TINY, pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
 from pipeline.base.errors import InvalidInputError
@@ -40,7 +40,7 @@ from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
-from pipeline.searching.trial_record import CONSTRAINT, TrialRecord, judge
+from pipeline.searching.trial_record import CONSTRAINT, judge
 from pipeline.searching.trials import ANSWER, Proposal, Trial, best_trial, one_per_configuration, pareto_front, speed_of
 
 SPACE = Space(
@@ -83,7 +83,7 @@ def measure(
     if not study.enqueue(Proposal(choice, is_repeat=repeat), SPACE):
         return None
 
-    def made_up_run(_: int, queued: Proposal) -> TrialRecord:
+    def made_up_run(_: int, queued: Proposal) -> FrozenTrial:
         assert queued.choice == choice and queued.is_repeat == repeat
         return judge(*measured, BUDGET, len(study.directions))
 
@@ -109,7 +109,6 @@ def new_study(directions: tuple[str, ...] = ("maximize",), storage: str = "sqlit
 def findings_with(rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> SearchFindings:
     """Return the findings of a search with these trials, and these runs of verifications."""
     return SearchFindings(
-        entry="search",
         model="gpt2-nano",
         effective_batch_size=32,
         budget_bytes=BUDGET,
@@ -164,11 +163,11 @@ def test_a_study_survives_its_process(tmp_path: Any) -> None:
     assert not {identity(c) for c in run(again, "tpe", 5)} & {identity(c) for c in first}
 
 
-def test_other_conditions_are_refused_with_the_difference() -> None:
-    storage = optuna.storages.InMemoryStorage()
-    StoredStudy(storage, "test", ("maximize",), {"budget": "100MiB", "seed": 0})  # type: ignore[arg-type]
+def test_other_conditions_are_refused_with_the_difference(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    StoredStudy(storage, "test", ("maximize",), {"budget": "100MiB", "seed": 0})
     with pytest.raises(InvalidInputError, match="budget is 50MiB, and was 100MiB; measure under"):
-        StoredStudy(storage, "test", ("maximize",), {"budget": "50MiB", "seed": 0})  # type: ignore[arg-type]
+        StoredStudy(storage, "test", ("maximize",), {"budget": "50MiB", "seed": 0})
 
 
 def test_a_storage_that_cannot_be_reached_is_refused() -> None:
@@ -330,7 +329,7 @@ def test_a_trial_that_others_queued_without_a_configuration_is_closed() -> None:
     study._study.enqueue_trial({})
     assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
 
-    def never(number: int, queued: Proposal) -> TrialRecord:
+    def never(number: int, queued: Proposal) -> FrozenTrial:
         raise AssertionError("nothing was to be measured")
 
     assert study.run_next(never, 20, lambda: None) is None
@@ -357,7 +356,7 @@ def test_of_two_workers_that_choose_the_same_the_first_has_it(tmp_path: Any) -> 
     first._study.add_trial(first._study.get_trials()[0])  # what the second queues if it has not seen the first
     measured: list[Choice] = []
 
-    def made_up_run(_: int, queued: Proposal) -> TrialRecord:
+    def made_up_run(_: int, queued: Proposal) -> FrozenTrial:
         measured.append(queued.choice)
         result, metrics = result_of(queued.choice, oom=False)
         return judge(result, metrics, BUDGET)

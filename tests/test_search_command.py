@@ -232,6 +232,8 @@ def test_a_patched_file_has_the_values_in_their_types(folder: Path, name: str, t
     assert copy.values == {"dtype": "bf16", **train} and ("# mine" in copy.text) == (name == "run.toml")
     assert one.with_names("best-")[-2:] == (f"--config=best-{name}", f"best-{name}")
     assert one.environment == {"OMP_NUM_THREADS": "1"} and one.line.startswith("OMP_NUM_THREADS=1 python ")
+    rate = problem(command, patch=f"{name} dtype=5e8,2e-4").runnable({"micro_batch_size": 2, "dtype": "5e8"})
+    assert read_patched_file(str(write(folder / f"copy-{name}", rate.files[name]))).values["dtype"] == 5e8
     twice = problem(command, patch=f"{name} dtype=fp32,bf16 {name} train.micro_batch_size={{micro_batch_size:1,2}}")
     assert {*twice.space.dimensions} == {"micro_batch_size", "dtype"}
     for patch, message in (
@@ -538,6 +540,15 @@ def test_ctrl_c_ends_a_run_on_a_card_that_has_no_terminal(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         predict_commands(commands, find_card("t4"), may_install=False)
     assert not psutil.pid_exists(int((folder / "pid").read_text()))
+
+
+@needs_cuda_build
+def test_a_command_that_cannot_be_simulated_is_tried_once(folder: Path) -> None:
+    (folder / "fails.py").write_text("raise ValueError('not on a card')\n")
+    made = problem(f"{CUDA_PYTHON} fails.py {{--x}}")
+    command = made.runnable(made.space.choices[0])
+    first, again = (predict_commands([command], find_card("t4"), may_install=False)[0] for _ in range(2))
+    assert again is first and "not on a card" in str(first)
 
 
 COMPILED = """

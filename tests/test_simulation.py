@@ -13,7 +13,7 @@ from pipeline.simulation import install as installer
 from pipeline.simulation import library, run
 from pipeline.simulation.cards import CARDS, find_card
 from pipeline.simulation.elf import read_library
-from pipeline.simulation.environment import HOOK, environment, python_of
+from pipeline.simulation.environment import HOOK, environment, is_script, python_of
 from pipeline.simulation.functions import answering_nothing, declared, known_by_name
 from pipeline.simulation.library import FILE_NAME, library_for
 from pipeline.simulation.torch_build import TorchBuild, find_torch
@@ -82,11 +82,16 @@ def _folder(path: Path) -> Path:
 
 def test_the_interpreter_of_a_command_is_python_or_that_of_its_first_line(tmp_path: Path) -> None:
     assert python_of([sys.executable, "train.py"]) == Path(sys.executable)
-    for number, line in enumerate((f"#!{sys.executable}", "#!/usr/bin/env python3")):
+    of_env = "#!/usr/bin/env -S python3 -u\n"
+    long_path = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
+    relocatable = "#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'python' \"$0\" \"$@\"\n' '''\n"
+    for number, text in enumerate((f"#!{sys.executable}\n", of_env, long_path, relocatable)):
         script = tmp_path / f"torchrun{number}"
-        script.write_text(f"{line}\n")
+        script.write_text(text)
         script.chmod(0o755)
-        assert "python" in python_of([str(script)]).name
+        assert "python" in python_of([str(script)]).name and is_script(script)
+        if text != of_env and text != relocatable:  # which name what is on the path
+            assert python_of([str(script)]) == Path(sys.executable)
     with pytest.raises(InvalidInputError, match="must be on this machine, and 'no-such-command' is not"):
         python_of(["no-such-command"])
     wrapper = tmp_path / "python3"  # as pyenv's shims are

@@ -201,15 +201,6 @@ def test_a_run_whose_process_was_killed_ends_with_its_outcome(
     assert (stored.info.status, stored.data.tags["outcome"]) == (status, outcome or "interrupted")
 
 
-def test_what_an_older_version_left_is_named(
-    client: MlflowClient, experiment_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = leave(tmp_path, "one", client.tracking_uri, experiment_id)
-    (run.folder / "unsent.jsonl").write_text("{}")
-    assert main(["sync", "--output", str(tmp_path)]) == 1
-    assert "was written by an older version" in capsys.readouterr().out
-
-
 def test_a_database_is_checked_without_leaving_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines: list[Any] = []
     create = sqlalchemy.create_engine

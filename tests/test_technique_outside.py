@@ -16,6 +16,7 @@ from conftest import ROOT, tiny
 from project import SMALL, Project
 from test_export import losses_of_script
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.config.settings import TECHNIQUES
 
 FILE = ROOT / "tests" / "outside" / "recomputed_mlp.py"
@@ -158,7 +159,7 @@ def test_a_module_that_cannot_be_used_is_refused(
     if text is not None:
         (tmp_path / "own_technique.py").write_text(text)
     monkeypatch.setenv("FITPROOF_TECHNIQUES", "own_technique")
-    with pytest.raises(settings_module.UserTechniqueError, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         settings_module.user_techniques()
 
 

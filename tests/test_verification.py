@@ -168,7 +168,7 @@ def test_the_plain_training_is_a_configuration_of_the_space() -> None:
     assert problem.baselines == [
         {"micro_batch_size": size, "weights": "float32", "loss_kernel": "fused"} for size in (4, 1)
     ]
-    assert {**answer, "loss_kernel": "fused"} in problem.space.excluded
+    assert {**answer, "loss_kernel": "fused"} not in problem.space.choices
     assert problem.baseline_beside(answer) == [{**answer, "micro_batch_size": 4}, answer]
     proposer, fits = OptunaProposer(problem, cast(Any, None)), rows_of({1: 50.0})[0]
     rows = [replace(fits, choice=problem.baselines[0])]

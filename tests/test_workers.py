@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import ROOT
 from mlflow import MlflowClient
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 from project import new_store
 from test_search import SPACE, result_of
 
@@ -27,7 +27,7 @@ from pipeline.base.units import MIB
 from pipeline.config.space import Space
 from pipeline.runtime.placement import ANYWHERE, Placement, placements
 from pipeline.searching.study import StoredStudy
-from pipeline.searching.trial_record import TrialRecord, judge
+from pipeline.searching.trial_record import judge
 from pipeline.searching.trials import Proposal
 from pipeline.tracking.job import end_lost
 
@@ -49,7 +49,7 @@ def open_study(storage: str) -> StoredStudy:
     return StoredStudy(storage, "test", ("maximize",), {"budget": "100MiB"}, TIMEOUT)
 
 
-def measured(number: int, queued: Proposal) -> TrialRecord:
+def measured(number: int, queued: Proposal) -> FrozenTrial:
     result, metrics = result_of(queued.choice, oom=False)
     return judge(result, metrics, 100 * MIB)
 
@@ -85,7 +85,7 @@ def test_a_worker_that_is_slow_to_store_heartbeats_loses_its_trial_and_goes_on(t
     study = open_study(storage)
     assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
 
-    def closed_by_another(number: int, queued: Proposal) -> TrialRecord:
+    def closed_by_another(number: int, queued: Proposal) -> FrozenTrial:
         other = open_study(storage)
         other._study.tell(number, state=TrialState.FAIL)
         return measured(number, queued)
@@ -99,10 +99,10 @@ def test_an_error_of_a_trial_ends_its_worker(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
     study, other = open_study(storage), open_study(storage)
 
-    def full_disk(number: int, queued: Proposal) -> TrialRecord:
+    def full_disk(number: int, queued: Proposal) -> FrozenTrial:
         raise InvalidInputError("the output folder must be writable")
 
-    def interrupted(number: int, queued: Proposal) -> TrialRecord:
+    def interrupted(number: int, queued: Proposal) -> FrozenTrial:
         other._study.tell(number, state=TrialState.FAIL)
         raise KeyboardInterrupt
 
@@ -140,7 +140,7 @@ def test_workers_of_several_processes_measure_each_configuration_once(tmp_path: 
     studies = [StoredStudy(storage, "test", ("maximize",), {}) for _ in range(4)]  # as four processes have
     turns, left = [threading.Lock() for _ in studies], [*space.choices, *space.choices]
 
-    def sleeping(number: int, queued: Proposal) -> TrialRecord:
+    def sleeping(number: int, queued: Proposal) -> FrozenTrial:
         time.sleep(0.05)
         result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=0.2)
         metrics = {"tokens_per_second": 1.0, "peak_allocated_mib": 1.0}

@@ -39,6 +39,11 @@ class Hardware:
     count: int | None = None
     """GPUs of the machine, or the CPU's cores that a process may use; None if it need not be in this machine."""
 
+    @property
+    def name_of_one(self) -> str:
+        """The name of a card without how many there are of it."""
+        return self.name.removeprefix(f"{self.count} x ")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
@@ -119,8 +124,8 @@ class Model(Settings, ABC):
 
     @classmethod
     def opens(cls, name: str) -> bool:
-        """Whether `name` is a model of this family."""
-        return name in cls.names
+        """Whether `name`, which is none of `names`, is a model of this family: here none is."""
+        return False
 
     @abstractmethod
     def describe(self, name: str) -> Description:

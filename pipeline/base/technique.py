@@ -222,15 +222,6 @@ class Technique(Settings, ABC):
         """The number format in which it rounds, one of ROUNDOFF's; None if it leaves that open."""
         return None
 
-    def resolved(self, settings: Any) -> Self:
-        """Return a copy in which every derived setting has its value; `settings` has all of the run, as attributes.
-
-        Raises:
-            InvalidInputError: the settings contradict each other.
-
-        """
-        return self
-
     def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
         """Yield the reasons why a run cannot use it, by default none; only the first one is shown.
 

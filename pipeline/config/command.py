@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import yaml
 
+from pipeline.config.experiment import Experiment
 from pipeline.config.space import MICRO_BATCH, Value
 
 ACCUMULATION, WORLD_SIZE = "accumulation_steps", "world_size"
@@ -123,3 +124,7 @@ def names_file(word: str, path: str) -> bool:
 
 def _with_path(word: str, path: str, other: str) -> str:
     return word.removesuffix(path) + other if names_file(word, path) else word
+
+
+Runnable = Experiment | Command
+"""What runs in a process of its own and is measured."""

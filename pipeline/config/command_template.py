@@ -1,6 +1,7 @@
 """The template of a command: `{name}` and `{name:value,value}` stand for values, `{--flag}` for a flag or nothing."""
 
 import hashlib
+import json
 import math
 import os
 import re
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -31,16 +33,6 @@ KNOWN = discover("config.known_commands", KnownCommand)  # type: ignore[type-abs
 MICRO_BATCH_KEYS = ("micro_batch_size", "per_device_train_batch_size")
 ACCUMULATION_KEYS = ("gradient_accumulation_steps",)
 """Keys of files that axolotl, TRL, LLaMA-Factory and transformers call the two by."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filled:
-    """A template with values in place of its placeholders."""
-
-    words: tuple[str, ...]
-    files: Mapping[str, str]
-    """The text of each patched file, by its name in the command."""
-    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -79,21 +71,24 @@ class Template:
                     found[name] = known or values
         return {**found, **self.variables}
 
-    def fill(self, values: Mapping[str, Value]) -> Filled:
-        """Return it with values; a word that is one placeholder with an empty value is left out.
+    def words_with(self, values: Mapping[str, Value]) -> tuple[str, ...]:
+        """Return its words; one that is a placeholder with an empty value is left out.
 
         A placeholder without a value stays as it is written.
         """
         known = {**values, **{file.path: file.path for file in self.patches}}
-        files = {
-            file.path: file.with_values({key: yaml.safe_load(_replaced(text, known)) for key, text in texts.items()})
+        return tuple(filled for word in self.words for filled in _filled(word, known))
+
+    def files_with(self, values: Mapping[str, Value]) -> dict[str, str]:
+        """Return the text of each patched file, by its name in the command."""
+        return {
+            file.path: file.with_values({key: _read(_replaced(text, values)) for key, text in texts.items()})
             for file, texts in self.patches.items()
         }
-        return Filled(
-            words=tuple(filled for word in self.words for filled in _filled(word, known)),
-            files=files,
-            environment={name: _text(values[name]) for name in self.variables if values[name]},
-        )
+
+    def environment_with(self, values: Mapping[str, Value]) -> dict[str, str]:
+        """Return the environment variables that have a value."""
+        return {name: _text(values[name]) for name in self.variables if values[name]}
 
     @property
     def looks_expanded(self) -> bool:
@@ -245,6 +240,14 @@ def _filled(word: str, values: Mapping[str, Value]) -> Iterator[str]:
 
 def _replaced(text: str, values: Mapping[str, Value]) -> str:
     return PLACEHOLDER.sub(lambda match: _text(values[match["name"]]) if match["name"] in values else match[0], text)
+
+
+def _read(text: str) -> Any:
+    """Return a value of a file; PyYAML alone would take 2e-4 for text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return yaml.safe_load(text)
 
 
 def _text(value: Value) -> str:

@@ -19,7 +19,7 @@ class Configurations:
     """Makes the Experiments of configurations that share `values`, those of the entry point `entry`."""
 
     def __init__(self, values: Mapping[str, Any], entry: str) -> None:
-        self._values, self._entry = values, entry
+        self.values, self._entry = values, entry
         self._changes: dict[tuple[str, Value, type], dict[str, Any]] = {}
         self._checked: set[tuple[Any, ...]] = set()
 
@@ -42,14 +42,14 @@ class Configurations:
 
     @cached_property
     def _base(self) -> RunSettings:
-        return validate(AllSettings, self._values, self._entry)
+        return validate(AllSettings, self.values, self._entry)
 
     def _change(self, name: str, value: Value) -> dict[str, Any]:
         """Return the change of the settings by one value of a dimension, as its type reads it."""
         key = name, value, type(value)
         if key not in self._changes:
             change = nested({name: value})
-            settings: Any = validate(AllSettings, merged(self._values, change), self._entry)
+            settings: Any = validate(AllSettings, merged(self.values, change), self._entry)
             for part in name.split("."):
                 settings = getattr(settings, part)
             self._changes[key] = nested({name: settings})

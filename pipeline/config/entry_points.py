@@ -76,14 +76,12 @@ EXAMPLES: Mapping[str, str] = {
     "simulate": "fitproof simulate --gpu rtx4090 -- python train.py",
 }
 """A command of each entry point; those that have none here take the same settings as their neighbours."""
-ALIASES: Mapping[str, tuple[str, ...]] = {"handover": ("export", "--output", "handover")}
-"""Older names of commands, and the words that they stand for."""
 
 
 def entry_points() -> list[str]:
     """Return the names of all entry points: SINGLE, and each YAML file of either folder."""
     files = [file.stem for folder in (OWN_FOLDER, FOLDER) for file in folder.glob("*.yaml")]
-    return [*SINGLE, *sorted(set(files) - {*SINGLE, *TOOLS, *ALIASES})]
+    return [*SINGLE, *sorted(set(files) - {*SINGLE, *TOOLS})]
 
 
 def find_file(path: Path) -> Path:

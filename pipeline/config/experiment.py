@@ -281,11 +281,10 @@ def completed(settings: RunSettings) -> Experiment:
     """
     device = find_device(settings.device)
     model = AUTO_MODEL[device.type] if settings.model == "auto" else settings.model
-    derived: dict[str, Any] = {"device": str(device), "model": model}
-    for technique in _techniques(settings):
-        if (resolved := technique.resolved(settings)) is not technique:
-            derived |= resolved.model_dump()
-    return Experiment(settings.model_copy(update=derived))
+    accumulation: Any = TECHNIQUES["accumulation"]
+    batch = accumulation(**{name: getattr(settings, name) for name in accumulation.model_fields})
+    numbers = batch.resolved(settings.tensor_parallel).model_dump()  # type: ignore[attr-defined]
+    return Experiment(settings.model_copy(update={"device": str(device), "model": model, **numbers}))
 
 
 def _unknown_number_format(technique: Technique) -> str | None:
@@ -295,6 +294,11 @@ def _unknown_number_format(technique: Technique) -> str | None:
     return f"number_format of {type(technique).__name__} must be one of {', '.join(known)} or None, and is {its!r}"
 
 
+_IN_ORDER = [
+    (kind, tuple(kind.model_fields))
+    for _, kind in sorted(TECHNIQUES.items(), key=lambda item: (item[1].stage, item[0]))
+]
+"""The techniques in the order in which they are applied, and their settings."""
 _MADE: dict[tuple[type[Technique], str], Technique] = {}
 """Techniques by their class and the values of their settings: a space has few of each, and many combinations."""
 
@@ -302,8 +306,8 @@ _MADE: dict[tuple[type[Technique], str], Technique] = {}
 def _techniques(settings: RunSettings) -> list[Technique]:
     """Return every technique with its settings, sorted by stage and name."""
     made = []
-    for _, kind in sorted(TECHNIQUES.items(), key=lambda item: (item[1].stage, item[0])):
-        values = {name: getattr(settings, name) for name in kind.model_fields}
+    for kind, names in _IN_ORDER:
+        values = {name: getattr(settings, name) for name in names}
         key = kind, repr(values)
         if key not in _MADE:
             _MADE[key] = kind(**values)

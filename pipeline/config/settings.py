@@ -10,11 +10,12 @@ from typing import Any, Literal, cast, get_args
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, create_model, field_validator
 
 from pipeline.base.contracts import Corpus, Model, SequencesKind
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.settings import RESULTS, Settings
 from pipeline.base.technique import Technique
 from pipeline.base.user_functions import Family, classes_in
 from pipeline.config.given import dotted
-from pipeline.config.user_techniques import UserTechniqueError, user_techniques
+from pipeline.config.user_techniques import user_techniques
 from pipeline.models._support.tasks import CLASSES, OF_PAIRS
 
 
@@ -109,7 +110,7 @@ def _all_settings() -> type[RunSettings]:
     for technique in TECHNIQUES.values():
         for name, field in technique.model_fields.items():
             if name in fields or name in RunSettings.model_fields:
-                raise UserTechniqueError(
+                raise InvalidInputError(
                     f"the names of settings must be unique, and {name} of {technique.__name__} is in use; rename it"
                 )
             fields[name] = (field.annotation, field)

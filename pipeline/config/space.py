@@ -53,15 +53,16 @@ class Space:
     """Dimensions by name, each with its values."""
 
     dimensions: Mapping[str, tuple[Value, ...]]
-    excluded: tuple[Choice, ...] = ()
-    """Combinations of these values that are not configurations of the space."""
+    kept: tuple[Choice, ...] | None = None
+    """The combinations of these values that are its configurations; None: all."""
 
     @cached_property
     def choices(self) -> list[Choice]:
         """Every configuration."""
-        names, excluded = list(self.dimensions), {tuple(choice.values()) for choice in self.excluded}
+        if self.kept is not None:
+            return [*self.kept]
         combinations = itertools.product(*self.dimensions.values())
-        return [dict(zip(names, values, strict=True)) for values in combinations if values not in excluded]
+        return [dict(zip(self.dimensions, values, strict=True)) for values in combinations]
 
     def without(self, refused: Callable[[Choice], str | None]) -> tuple["Space", Refusals]:
         """Return the space without the refused configurations, and how many were refused for each reason.
@@ -79,9 +80,7 @@ class Space:
         dimensions = {
             name: tuple(value for value in values if value in left[name]) for name, values in self.dimensions.items()
         }
-        kept = {tuple(choice.values()) for choice in supported}
-        excluded = [choice for choice in Space(dimensions).choices if tuple(choice.values()) not in kept]
-        return Space(dimensions, tuple(excluded)), found
+        return Space(dimensions, tuple(supported)), found
 
 
 def size_of(choice: Choice) -> int:

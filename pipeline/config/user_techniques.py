@@ -17,18 +17,11 @@ from pipeline.base.user_functions import classes_in, import_user_module
 VARIABLE = "FITPROOF_TECHNIQUES"
 
 
-class UserTechniqueError(InvalidInputError, ImportError):
-    """A module of FITPROOF_TECHNIQUES cannot be used.
-
-    It is an ImportError, which the fork server skips when it preloads modules: the command itself reports the error.
-    """
-
-
 def user_techniques() -> dict[str, type[Technique]]:
     """Return the technique of each module that FITPROOF_TECHNIQUES names, by the last part of the module's name.
 
     Raises:
-        UserTechniqueError: a module cannot be imported, or does not define one technique.
+        InvalidInputError: a module cannot be imported, or does not define one technique.
 
     """
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
@@ -41,13 +34,9 @@ def is_user_technique(technique: Technique) -> bool:
 
 
 def _technique_of(name: str) -> type[Technique]:
-    try:
-        module = import_user_module(name, f"{VARIABLE}={name}", "a module", "path.to.module")
-    except InvalidInputError as error:
-        raise UserTechniqueError(str(error)) from error
-    found = classes_in(module, Technique)  # type: ignore[type-abstract]
+    found = classes_in(import_user_module(name, f"{VARIABLE}={name}", "a module", "path.to.module"), Technique)  # type: ignore[type-abstract]
     if len(found) != 1:
-        raise UserTechniqueError(
+        raise InvalidInputError(
             f"a module of {VARIABLE} must define one subclass of pipeline.base.technique.Technique, and {name} defines "
             f"{len(found)}; put each technique into a file of its own"
         )

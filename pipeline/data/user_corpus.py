@@ -1,6 +1,7 @@
 """Corpora returned by the user's own function, named as path.to.module:function."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,9 +13,8 @@ from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
 from pipeline.base.user_functions import call, digest, is_function_name, user_code_error
-from pipeline.data._support.sequences import PackedSequences
-from pipeline.data._support.token_store import TokenStore
-from pipeline.data._support.tokenizing import HELD_OUT_EVERY, Source, prepare_text
+from pipeline.data._support.tokenizer import Encoded
+from pipeline.data._support.tokenizing import About, Source, prepare_text, prepare_tokens
 
 
 class UserCorpus(Corpus):
@@ -61,27 +61,18 @@ def _documents(result: Any, name: str) -> list[str]:
 
 
 def _of_tokens(ids_NT: Tensor, request: CorpusRequest) -> Prepared:
-    """Return the rows as sequences, one of HELD_OUT_EVERY held out; of few rows the second one."""
+    """Return the rows as sequences, of which some are held out."""
     length = request.sequence_length
     if ids_NT.ndim != 2 or ids_NT.shape[1] != length or ids_NT.is_floating_point() or not len(ids_NT):
         raise InvalidInputError(
             f"{request.name} must return integers of the shape [N, sequence_length], and returns {list(ids_NT.shape)} "
             f"of {ids_NT.dtype} at sequence_length={length}; split them to that length, or return texts"
         )
-    are_few = len(ids_NT) <= HELD_OUT_EVERY // 2
-    held_out = torch.arange(len(ids_NT)) % HELD_OUT_EVERY == (1 if are_few else HELD_OUT_EVERY // 2)
-    content: list[bytes | str] = [ids_NT.to(torch.int32).numpy().tobytes(), str(length)]
-    if are_few:
-        content.append("few")
+    tokens = ids_NT.to("cpu", torch.int32).flatten().numpy()
+    source = Source(name=request.name, digest=digest_of([tokens.tobytes(), str(length)]), read=lambda _: ())
 
-    def sequences(rows_NT: Tensor) -> PackedSequences:
-        tokens = rows_NT.to(torch.int32).flatten().numpy()
-        return PackedSequences(TokenStore(tokens, np.arange(len(rows_NT) + 1) * length), length)
+    def tokenize(store: Callable[[Encoded], None]) -> About:
+        store(Encoded(tokens=tokens, lengths=np.full(len(ids_NT), length)))
+        return About(vocabulary_size=int(tokens.max()) + 1)
 
-    return Prepared(
-        train=sequences(ids_NT[~held_out]),
-        held_out=sequences(ids_NT[held_out]),
-        vocabulary_size=int(ids_NT.max()) + 1,
-        source=request.name,
-        digest=digest_of(content)[:16],
-    )
+    return prepare_tokens(tokenize, (source.digest,), source, replace(request, sequences="packed"))

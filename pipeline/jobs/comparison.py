@@ -29,7 +29,7 @@ from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
 from pipeline.tracking.job import Job, open_job
 from pipeline.training.loop import Stop, never_stop, train
-from pipeline.training.metrics import PREDICTION, Row, Summary, against_baseline, common_settings
+from pipeline.training.metrics import Row, Summary, against_baseline, common_settings
 from pipeline.training.saving import Saving, check_saved
 from pipeline.training.time_differences import with_times
 from pipeline.training.timing import SLOWED, num_counting, timing_of
@@ -214,9 +214,13 @@ class _Measuring:
                 say(self._console, f"saved: fitproof main --resume {saved} goes on from there", "dim")
         self._runs.append((this, observer))
         timing = timing_of(result.steps, variant.experiment.settings.timing_warmup_steps)
-        timings = (timing,) if timing is not None else ()
-        prediction = summary.tags.get(PREDICTION)
-        return make_row(result=result, skipped=None, metrics=summary.metrics, timings=timings, prediction=prediction)
+        return make_row(
+            result=result,
+            skipped=None,
+            metrics=summary.metrics,
+            timings=() if timing is None else (timing,),
+            prediction=summary.prediction,
+        )
 
     def _new_folder(self, name: str) -> str:
         """Return the name of a folder of the variant's own: those of names that differ in signs alone are numbered."""

@@ -114,7 +114,7 @@ def price_per_hour(target: Hardware, prices: Mapping[str, float]) -> float | Non
 
     """
     of_one, count = {find_hardware(name).name: price for name, price in prices.items()}, target.count or 1
-    price = of_one.get(target.name.removeprefix(f"{count} x "))
+    price = of_one.get(target.name_of_one)
     return None if price is None else price * count
 
 

@@ -21,7 +21,7 @@ from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.run_folder import folder_name
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.job import open_job
-from pipeline.training.metrics import PREDICTION, Row, Summary
+from pipeline.training.metrics import Row, Summary
 from pipeline.training.profiler import MemoryProfile, TimeProfile, profile_run
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def measure_and_profile(
         result=result,
         skipped=None,
         metrics=summary.metrics,
-        prediction=summary.tags.get(PREDICTION),
+        prediction=summary.prediction,
     )
     return row, profile
 

@@ -21,9 +21,9 @@ class CausalLm(CausalModel):
 
     @classmethod
     def opens(cls, name: str) -> bool:
-        """Whether `name` is a preset, or a folder or an `owner/name` of the hub, for this task or of no known one."""
+        """Whether `name` is a folder or an `owner/name` of the hub, for this task or of no known one."""
         is_named = "/" in name or Path(name).is_dir()
-        return name in PRESETS or (is_named and task_of(name) in (None, "causal_lm"))
+        return is_named and task_of(name) in (None, "causal_lm")
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model, with its own vocabulary size or, if it has none, the corpus's."""

@@ -1,5 +1,6 @@
 """The longest sequences of configurations whose predicted memory fits a budget."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -9,7 +10,6 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
-from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import why_not_predicted
@@ -55,7 +55,7 @@ def longest_of_each(
 
     The corpus gives the shape of an example, no length.
     """
-    work = partial(_longest_or_error, target=target, budget_bytes=budget_bytes, context_bytes=context_bytes_of(target))
+    work = partial(_longest_or_error, target=target, budget_bytes=budget_bytes)
     if target.kind == "cuda":  # each length runs in a process of its own
         with ThreadPoolExecutor(num_cores()) as threads:
             futures = {threads.submit(work, one): number for number, one in enumerate(experiments)}
@@ -68,36 +68,36 @@ def longest_of_each(
         yield from run_all(pool, work, experiments)
 
 
-def _longest_or_error(
-    experiment: Experiment, target: Hardware, budget_bytes: int, context_bytes: int
-) -> Longest | InvalidInputError:
+def _longest_or_error(experiment: Experiment, target: Hardware, budget_bytes: int) -> Longest | InvalidInputError:
     try:
-        return _longest(experiment, target, budget_bytes, context_bytes)
+        return _longest(experiment, target, budget_bytes)
     except Exception as error:  # whatever a model or a technique raises
         return why_not_predicted(error)
 
 
-def _longest(experiment: Experiment, target: Hardware, budget_bytes: int, context_bytes: int) -> Longest:
+def _longest(experiment: Experiment, target: Hardware, budget_bytes: int) -> Longest:
     prepared = experiment.read_corpus()
 
     def with_length(length: int) -> Experiment:
         return Experiment(experiment.settings.model_copy(update={"sequence_length": length}))
 
     def predicted(length: int) -> Prediction:
-        example = replace(prepared, train=OfLength(prepared.train, length))
-        return predict(with_length(length), target, example, budget_bytes=budget_bytes, context_bytes=context_bytes)
+        rows = OfLength(prepared.train, length)
+        example = replace(prepared, train=rows, held_out=rows)
+        return predict(with_length(length), target, example, budget_bytes=budget_bytes)
 
     lengths = range(MULTIPLE, largest_length(experiment) + 1, MULTIPLE)
-    supported = [length for length in lengths if with_length(length).unsupported(target) is None]
-    if not supported:
-        raise InvalidInputError(str(with_length(lengths[-1]).unsupported(target)))
+    reason = with_length(lengths[-1]).unsupported(target)
+    if reason is not None:
+        raise InvalidInputError(reason)
+    supported = lengths[bisect_left(lengths, True, key=lambda one: with_length(one).unsupported(target) is None) :]
     length, found, beyond = largest_fitting(supported, predicted, budget_bytes)
     next_peak_bytes = None if length is None or beyond is None else beyond.peak_bytes
     return Longest(with_length(length or supported[0]), found, next_peak_bytes)
 
 
 def largest_fitting(
-    lengths: list[int], predicted: Callable[[int], Prediction], budget_bytes: int
+    lengths: Sequence[int], predicted: Callable[[int], Prediction], budget_bytes: int
 ) -> tuple[int | None, Prediction, Prediction | None]:
     """Return the largest length that fits where the next one does not, and the predictions of both.
 

@@ -1,12 +1,12 @@
 """Why a configuration is recommended: for each of its values, what the configuration without it would need."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.base.units import MIB
 from pipeline.config.given import written
-from pipeline.config.space import MICRO_BATCH, Choice
+from pipeline.config.space import MICRO_BATCH, Choice, size_of
 from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.plan import PlannedRow, expected_order
 
@@ -27,12 +27,8 @@ def compared(rows: Mapping[int, PlannedRow], choices: Sequence[Choice], default_
     if not fitting:
         return [min(rows, key=lambda number: rows[number].peak_bytes)]
     fastest = min(fitting, key=lambda number: expected_order(rows[number]))
-    best = rows[fastest]
-    sizes = sorted({choice["micro_batch_size"] for choice in choices if "micro_batch_size" in choice})  # type: ignore[type-var]
-    larger = next((size for size in sizes if size > best.micro_batch_size), best.micro_batch_size)  # type: ignore[operator]
-    defaults = {**default_values, "micro_batch_size": larger}
-    beside = [{**best.choice, name: defaults[name]} for name in best.choice if name in defaults]
-    return [fastest, *(n for n, choice in enumerate(choices) if choice in beside and choice != best.choice)]
+    beside = _beside(rows[fastest], map(size_of, choices), default_values).values()
+    return [fastest, *(number for number, choice in enumerate(choices) if choice in beside)]
 
 
 def reasons_for(
@@ -47,23 +43,23 @@ def reasons_for(
     number_of = {tuple(row.choice.items()): number for number, row in enumerate(rows)}
     own = breakdowns[number_of[tuple(best.choice.items())]]
     sentences = []
-    for name, value in best.choice.items():
-        other_value = _next_size(best, rows) if name == MICRO_BATCH else defaults.get(name)
-        number = number_of.get(tuple({**best.choice, name: other_value}.items()))
-        if other_value == value or number is None:
+    for name, choice in _beside(best, (row.micro_batch_size for row in rows), defaults).items():
+        number = number_of.get(tuple(choice.items()))
+        if number is None:
             continue
-        other = rows[number]
         what = "" if name == MICRO_BATCH else _saved(breakdowns[number], own)
-        consequence = _consequence(best, other, what)
+        consequence = _consequence(best, rows[number], what)
         if consequence:
-            sentences.append(f"{name}={written(other_value)} {consequence}.")
+            sentences.append(f"{name}={written(choice[name])} {consequence}.")
     return tuple(sentences)
 
 
-def _next_size(best: PlannedRow, rows: Sequence[PlannedRow]) -> int:
-    """Return the next larger micro-batch size, or that of `best` if there is none."""
-    larger = [row.micro_batch_size for row in rows if row.micro_batch_size > best.micro_batch_size]
-    return min(larger, default=best.micro_batch_size)
+def _beside(best: PlannedRow, sizes: Iterable[int], defaults: Mapping[str, Any]) -> dict[str, Choice]:
+    """Return, by dimension, the best configuration with its default value, or with the next larger micro-batch."""
+    larger = min((size for size in sizes if size > best.micro_batch_size), default=best.micro_batch_size)
+    others = {**defaults, MICRO_BATCH: larger}
+    own = best.choice.items()
+    return {name: {**best.choice, name: others[name]} for name, value in own if others.get(name, value) != value}
 
 
 def _consequence(best: PlannedRow, other: PlannedRow, what: str) -> str:

@@ -93,7 +93,7 @@ class CardHost:
         forked = self._running.pop(reader)
         try:
             outcome, imported = reader.recv()
-        except EOFError:
+        except (EOFError, OSError):  # it was ended, perhaps while it was sending
             outcome, imported = None, []
         reader.close()
         _, status = os.waitpid(forked.pid, 0)

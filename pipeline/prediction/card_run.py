@@ -50,8 +50,6 @@ class CardRequest:
     """Of what the card has beside its context."""
     prepared: Prepared | None = None
     """The corpus; None: it is read."""
-    typical: TypicalStep | None = None
-    """Of the corpus, where that is given by an example alone."""
     is_recorded: bool = True
     """Whether it runs under the recorder as well, which takes most of the time and tells the work and the breakdown."""
 
@@ -64,12 +62,13 @@ def cached_run(request: CardRequest) -> Prediction:
 
     """
     prepared = request.prepared or request.experiment.read_corpus()
-    request = replace(request, prepared=prepared, typical=request.typical or typical_step(request.experiment, prepared))
-    asked, run = (request.context_bytes, request.budget_bytes, request.typical), partial(run_on_card, request)
+    typical = typical_step(request.experiment, prepared)
+    asked = request.context_bytes, request.budget_bytes, typical
+    run = partial(run_on_card, request, prepared, typical)
     return cached(request.experiment, request.target, prepared, asked, run, needs_breakdown=request.is_recorded)
 
 
-def run_on_card(request: CardRequest) -> Prediction:
+def run_on_card(request: CardRequest, prepared: Prepared, typical: TypicalStep) -> Prediction:
     """Run the training without a cap, with one more step recorded, and under caps if it reserves more than the budget.
 
     This process has no CUDA context yet, and its card has memory for every training.
@@ -79,9 +78,6 @@ def run_on_card(request: CardRequest) -> Prediction:
         Exception: whatever the training raises.
 
     """
-    prepared, typical = request.prepared, request.typical
-    assert prepared is not None
-    assert typical is not None
     experiment, rows = _shortened(request.experiment, prepared)
     answered = lines_of_documents() | lines_of_outliers()
     with masks_known(**masks_of(experiment, prepared)):
@@ -102,7 +98,6 @@ def run_on_card(request: CardRequest) -> Prediction:
             smallest = _smallest_budget(experiment, rows, allocated, request.budget_bytes) or reserved
     accumulation_steps = request.experiment.accumulation_steps
     return Prediction(
-        target=request.target,
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         peak_device_bytes=reserved + request.context_bytes,
@@ -120,7 +115,7 @@ def run_on_card(request: CardRequest) -> Prediction:
 
 def _shortened(experiment: Experiment, prepared: Prepared) -> tuple[Experiment, Prepared]:
     """Return the same training with few steps and passes, and examples that all have the shape of the first."""
-    experiment = experiment.with_random_weights(str(DEVICE))
+    experiment = experiment.on_device(str(DEVICE))
     num_passes = min(experiment.accumulation_steps, NUM_PASSES)
     changes = {
         "num_steps": NUM_STEPS,
@@ -132,7 +127,7 @@ def _shortened(experiment: Experiment, prepared: Prepared) -> tuple[Experiment, 
         "accumulation_steps": num_passes,
         "effective_batch_size": num_passes * experiment.micro_batch_size * experiment.num_data_ranks,
     }
-    rows = RepeatedRow(prepared.train, torch.device("cpu"))
+    rows = RepeatedRow(prepared.train)
     short = Experiment(experiment.settings.model_copy(update=changes))
     return short, replace(prepared, train=rows, held_out=rows)
 

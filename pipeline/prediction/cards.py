@@ -90,7 +90,7 @@ def variables_on(target: Hardware) -> dict[str, str]:
     assert target.num_multiprocessors is not None
     card = replace(
         card_like(target),
-        name=target.name.removeprefix(f"{target.count} x "),
+        name=target.name_of_one,
         memory_mib=UNLIMITED_MIB,
         capability=target.capability,
         num_multiprocessors=target.num_multiprocessors,

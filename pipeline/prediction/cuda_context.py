@@ -4,7 +4,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -43,14 +43,13 @@ NUM_READINGS = 4
 """How often the context is measured at most, until two readings agree."""
 SAME_BYTES = 2 * MIB
 """Difference up to which readings agree: the driver takes memory in pages of this size."""
-_failed: set[Path] = set()
-"""Files of measurements that this process tried in vain."""
 
 
+@cache
 def context_bytes_of(target: Hardware) -> int:
     """Return the bytes of the CUDA context on `target`, which come on top of the reserved bytes; 0 on a CPU.
 
-    A measurement is cached for a week, by card, driver, versions and training.
+    A measurement is cached for a week, by card, driver, versions and training, and is made once in a process.
 
     Raises:
         InvalidInputError: the cache folder cannot be written.
@@ -68,9 +67,8 @@ def context_bytes_of(target: Hardware) -> int:
     file = cache_folder() / f"context-{hashlib.sha256(repr(key).encode()).hexdigest()[:20]}.txt"
     if file.exists() and time.time() - file.stat().st_mtime < VALID_SECONDS:
         return int(file.read_text())
-    measured = None if file in _failed else _agreed(experiments)
+    measured = _agreed(experiments)
     if measured is None:
-        _failed.add(file)
         return assumed_context_bytes(target)
     write_atomically(file, str(measured).encode())
     return measured
@@ -145,4 +143,4 @@ def _train_all(
 def _own_device(target: Hardware) -> torch.device | None:
     """Return a device of this machine that is such a card, if there is one."""
     devices = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
-    return next((device for device in devices if device_name(device) == target.name), None)
+    return next((device for device in devices if device_name(device) == target.name_of_one), None)

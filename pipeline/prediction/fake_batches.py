@@ -10,11 +10,11 @@ from pipeline.base.contracts import Batch, Sequences
 class RepeatedRow(Sequences):
     """The first example of a corpus, repeated: the memory of a run depends on its shape only."""
 
-    def __init__(self, sequences: Sequences, device: torch.device, num_rows: int = 0) -> None:
-        """Repeat the first example on `device`, in batches of at least `num_rows` sequences."""
+    def __init__(self, sequences: Sequences, num_rows: int = 0) -> None:
+        """Repeat the first example in batches of at least `num_rows` sequences, on the CPU."""
         self._row = sequences.batch([0])
         self._counts = sequences.count(self._row)
-        self._device, self._num_rows = device, num_rows
+        self._num_rows = num_rows
 
     def __len__(self) -> int:
         return 1
@@ -23,8 +23,7 @@ class RepeatedRow(Sequences):
         """Return empty tensors of the example's shapes; names that share a tensor still share it."""
         num_rows = max(len(rows), self._num_rows)
         made = {
-            id(tensor): torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype, device=self._device)
-            for tensor in self._row.values()
+            id(tensor): torch.empty((num_rows, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in self._row.values()
         }
         return {name: made[id(tensor)] for name, tensor in self._row.items()}
 

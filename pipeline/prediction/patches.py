@@ -20,7 +20,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.simulation.communicators import note_on_communicators
 
 SUPPORTED = "2.9 to 2.15"
-"""The versions of torch that pyproject.toml allows: predictions know what each of them allocates."""
+"""The versions of torch that pyproject.toml allows."""
 RANDOM_STATE_BYTES = 5056
 """Bytes of the CPU generator's state (torch.get_rng_state), which every checkpointed layer saves."""
 DOCUMENTS = "find_packed_sequence_indices"

@@ -3,10 +3,7 @@
 import os
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
-
-import torch
 
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
@@ -17,7 +14,6 @@ from pipeline.prediction.card_run import CardRequest, cached_run
 from pipeline.prediction.cards import variables_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake.trace import trace
-from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.prediction_cache import cached
 from pipeline.training.typical_step import TypicalStep, typical_step
@@ -29,14 +25,12 @@ def predict(
     prepared: Prepared | None = None,
     *,
     budget_bytes: int | None = None,
-    context_bytes: int | None = None,
 ) -> Prediction:
     """Return the predicted memory of a run of `experiment` on `target`.
 
     One example of the corpus suffices, however large the batch; the corpus is read unless `prepared` is given. Where
     micro-batches differ in length, the peak is that of the first two steps, which are padded to the longest one.
-    `budget_bytes` is what a card has for it, by default all beside the CUDA context, whose size is `context_bytes`, by
-    default that of context_bytes_of().
+    `budget_bytes` is what a card has for it, by default all beside the CUDA context.
 
     Raises:
         InvalidInputError: the target does not support it, it reads the values of tensors, or no card can be simulated.
@@ -46,25 +40,22 @@ def predict(
     if reason is not None:
         raise InvalidInputError(reason)
     if target.kind == "cuda":
-        with closing(predict_on_card([experiment], target, prepared, budget_bytes, context_bytes)) as outcomes:
+        with closing(predict_on_card([experiment], target, prepared, budget_bytes)) as outcomes:
             [(_, outcome)] = outcomes
         if not isinstance(outcome, Prediction):
             raise outcome
         return outcome
     prepared = prepared or experiment.read_corpus()
     typical = typical_step(experiment, prepared)
-    experiment = experiment.with_random_weights(experiment.settings.device)
-    return cached(
-        experiment, target, prepared, (typical,), partial(_predict_on_cpu, experiment, target, prepared, typical)
-    )
+    experiment = experiment.with_random_weights("cpu")
+    return cached(experiment, target, prepared, (typical,), partial(_predict_on_cpu, experiment, prepared, typical))
 
 
-def _predict_on_cpu(experiment: Experiment, target: Hardware, prepared: Prepared, typical: TypicalStep) -> Prediction:
+def _predict_on_cpu(experiment: Experiment, prepared: Prepared, typical: TypicalStep) -> Prediction:
     """Return the prediction from a recording on fake tensors."""
     timeline = trace(experiment, prepared)
     peak = int(timeline.allocated_bytes_E.max())
     return Prediction(
-        target=target,
         peak_allocated_bytes=peak,
         smallest_budget_bytes=peak,
         breakdown=at_peak(timeline),
@@ -80,7 +71,6 @@ def predict_on_card(
     target: Hardware,
     prepared: Prepared | None = None,
     budget_bytes: int | None = None,
-    context_bytes: int | None = None,
     is_recorded: bool = True,
 ) -> Generator[tuple[int, Prediction | Exception], None, None]:
     """Yield the number of each experiment and its prediction from a simulated card, or why there is none.
@@ -91,20 +81,15 @@ def predict_on_card(
         InvalidInputError: no card can be simulated.
 
     """
-    context = context_bytes_of(target) if context_bytes is None else context_bytes
+    context = context_bytes_of(target)
     free_bytes = target.memory_bytes - context
-    typical = None if prepared is None else typical_step(experiments[0], prepared)
-    if prepared is not None:
-        rows = RepeatedRow(prepared.train, torch.device("cpu"))
-        prepared = replace(prepared, train=rows, held_out=rows)
     requests = [
         CardRequest(
-            experiment=one,
+            experiment=one.with_random_weights("cpu"),
             target=target,
             context_bytes=context,
             budget_bytes=free_bytes if budget_bytes is None else min(budget_bytes, free_bytes),
             prepared=prepared,
-            typical=typical,
             is_recorded=is_recorded,
         )
         for one in experiments

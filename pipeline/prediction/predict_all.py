@@ -126,6 +126,6 @@ def _prediction_or_error(experiment: Experiment, target: Hardware) -> Prediction
 
 def _family_of(experiment: Experiment) -> str:
     """Return what experiments have in common that differ only in how their batch is split, or in no storage."""
-    names = (*SPLIT, *IRRELEVANT.split())
+    names = (*SPLIT, *IRRELEVANT)
     left_out = {name: None for name in names if name in type(experiment.settings).model_fields}
     return repr(experiment.settings.model_copy(update=left_out))

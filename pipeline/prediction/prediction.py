@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from pipeline.base.contracts import Hardware
 from pipeline.base.results import limited_peak
 from pipeline.memory.breakdown import Breakdown
 from pipeline.memory.work import Work
@@ -12,7 +11,6 @@ from pipeline.memory.work import Work
 class Prediction:
     """The predicted memory and work of a run on a device; a value that the device does not have is None."""
 
-    target: Hardware
     peak_allocated_bytes: int
     """As the device's allocator counts it: rounded up on CUDA."""
     peak_reserved_bytes: int | None = None

@@ -27,12 +27,13 @@ LIMIT_BYTES = 1024 * MIB
 IN_USE_SECONDS = 3600
 """Files used since then are kept: another process may be about to read them."""
 PATTERN = "prediction-*"
-IRRELEVANT = """
-    device seed num_steps timing_warmup_steps learning_rate learning_rate_scaling base_batch_size
-    learning_rate_warmup_steps learning_rate_warmup_ratio learning_rate_schedule num_epochs weight_decay eval_steps
-    gradient_underflow dataset_size budget time_limit output expandable_segments
-"""
-"""Settings, separated by blanks, that change no storage."""
+IRRELEVANT = (
+    *("device", "seed", "num_steps", "timing_warmup_steps", "learning_rate", "learning_rate_scaling"),
+    *("base_batch_size", "learning_rate_warmup_steps", "learning_rate_warmup_ratio", "learning_rate_schedule"),
+    *("num_epochs", "eval_steps", "gradient_underflow", "dataset_size", "budget", "time_limit", "output"),
+    "expandable_segments",  # of which its environment variable tells
+)
+"""Settings that change no storage."""
 OF_EXAMPLE = ("corpus", "vocabulary_size", "sequence_length", "sequences")
 """Settings that change storage only through the example and the vocabulary."""
 CODE = ("base", "config", "data", "memory", "models", "prediction", "simulation", "techniques", "training")
@@ -40,7 +41,7 @@ CODE = ("base", "config", "data", "memory", "models", "prediction", "simulation"
 SOURCES = (".py", ".c", ".h", ".csv")
 """Files of them that it depends on; Python writes compiled ones beside them whenever it first imports one."""
 
-PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "flash_attn")
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "flash_attn", "liger-kernel", "triton")
 """Packages that a prediction depends on; some may be absent."""
 CARD_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
 """Environment variables that set the sizes of workspaces on CUDA (torch's CUDA semantics)."""
@@ -79,7 +80,7 @@ def prediction_file(
 ) -> Path:
     """Return the file of a prediction: its name is a digest of everything that the prediction depends on."""
     corpus = f"{experiment.settings.corpus}."
-    left_out = {*IRRELEVANT.split(), *OF_EXAMPLE}
+    left_out = {*IRRELEVANT, *OF_EXAMPLE}
     settings = {k: str(v) for k, v in experiment.params().items() if k not in left_out and not k.startswith(corpus)}
     example = {name: (tuple(part.shape), str(part.dtype), id(part)) for name, part in prepared.train.batch([0]).items()}
     tensors = [number for *_, number in example.values()]

@@ -11,11 +11,11 @@ from pipeline.prediction.patches import not_predicted
 from pipeline.prediction.predict_all import predict_each, why_not_predicted
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.run import measured_summary
-from pipeline.training.metrics import PREDICTION, Summary
+from pipeline.training.metrics import Summary
 
 
 def summary(experiment: Experiment, result: Result) -> Summary:
-    """Return the summary metrics of a run with its predicted peaks, and a tag that says what these lack.
+    """Return the summary metrics of a run with its predicted peaks, and what these lack.
 
     Nothing is predicted for a run that was interrupted.
     """
@@ -25,10 +25,10 @@ def summary(experiment: Experiment, result: Result) -> Summary:
     try:
         prediction = prediction_of(experiment)
         unseen = not_predicted([experiment], experiment.device.type)
-        tags = {PREDICTION: "; ".join(unseen)} if unseen else {}
-        return Summary(measured | _prediction_metrics(prediction, measured, result.outcome), tags)
+        metrics = measured | _prediction_metrics(prediction, measured, result.outcome)
+        return Summary(metrics, prediction="; ".join(unseen) or None)
     except Exception as error:  # whatever it is, the measurement is kept
-        return Summary(measured, {PREDICTION: f"not predicted: {first_line(why_not_predicted(error))}"})
+        return Summary(measured, prediction=f"not predicted: {first_line(why_not_predicted(error))}")
 
 
 def prediction_of(experiment: Experiment) -> Prediction:
@@ -38,8 +38,8 @@ def prediction_of(experiment: Experiment) -> Prediction:
         InvalidInputError: the run's device does not support it, or it reads the values of tensors.
 
     """
-    alike, target = [experiment.with_random_weights("cpu")], hardware_of(experiment.device)
-    [(_, found)] = predict_each(alike, target, budget_bytes=experiment.budget_bytes, is_recorded=False)
+    target, budget_bytes = hardware_of(experiment.device), experiment.budget_bytes
+    [(_, found)] = predict_each([experiment], target, budget_bytes=budget_bytes, is_recorded=False)
     if isinstance(found, InvalidInputError):
         raise found
     return found

@@ -162,7 +162,7 @@ def search_report(findings: SearchFindings) -> Report:
         parallel_plot(findings),
     )
     return Report(
-        entry=findings.entry,
+        entry="search",
         question=question(findings),
         answer=answer(findings),
         headlines=() if best is None else _headlines(findings, best),

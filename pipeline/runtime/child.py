@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from pipeline.config.command import Runnable
 from pipeline.config.experiment import Experiment
-from pipeline.config.runnable import Runnable
 from pipeline.runtime.failures import failure_of
 from pipeline.runtime.fork_server import begin_child
 from pipeline.runtime.placement import Placement

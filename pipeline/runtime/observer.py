@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.results import Finished, MemoryUse, Result, StepRecord
-from pipeline.config.runnable import Runnable
+from pipeline.config.command import Runnable
 from pipeline.runtime.failures import Failed
 from pipeline.training.metrics import Summary
 

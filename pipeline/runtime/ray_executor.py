@@ -20,7 +20,7 @@ import torch
 
 from pipeline.base.errors import InvalidInputError, first_line
 from pipeline.base.results import Result
-from pipeline.config.runnable import Runnable
+from pipeline.config.command import Runnable
 from pipeline.memory import allocator_options
 from pipeline.memory.device import device_name
 from pipeline.runtime.environment import versions, why_other_versions

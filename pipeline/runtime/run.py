@@ -18,9 +18,8 @@ from pipeline.base.machines import this_machine
 from pipeline.base.processes import kill_family
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
 from pipeline.base.units import MIB
-from pipeline.config.command import Command
+from pipeline.config.command import Command, Runnable
 from pipeline.config.experiment import Experiment
-from pipeline.config.runnable import Runnable
 from pipeline.runtime.child import child_main
 from pipeline.runtime.command import run_command
 from pipeline.runtime.failures import Failed, how_it_ended

@@ -78,10 +78,9 @@ def with_predictions(
     the work of one that is alike, in proportion to the micro-batch size.
     """
     target, predicted = hardware_of(experiments[0].device), [*candidates]
-    shapes = [experiment.with_random_weights("cpu") for experiment in experiments]
-    what = "1 configuration" if len(shapes) == 1 else f"{len(shapes)} configurations"
-    with progress(f"predicting the memory of {what}", len(shapes)) as advance:
-        for number, outcome in predict_each(shapes, target, budget_bytes=budget_bytes):
+    what = "1 configuration" if len(experiments) == 1 else f"{len(experiments)} configurations"
+    with progress(f"predicting the memory of {what}", len(experiments)) as advance:
+        for number, outcome in predict_each(experiments, target, budget_bytes=budget_bytes):
             predicted[number] = _predicted(candidates[number], outcome)
             advance(1)
     return with_work_of_alike(predicted)

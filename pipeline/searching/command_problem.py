@@ -1,7 +1,6 @@
 """The search of a command: its placeholders are the dimensions, and its runs are measured through a hook."""
 
 import math
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +15,14 @@ from pipeline.base.processes import num_cores
 from pipeline.base.results import Outcome, Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB, parse_budget
-from pipeline.config.command import ACCUMULATION, Command, remedies
+from pipeline.config.command import ACCUMULATION, Command, Runnable, remedies
 from pipeline.config.command_template import Template, make_template
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import why_untimed
 from pipeline.config.given import validate, written
-from pipeline.config.runnable import Runnable
 from pipeline.config.space import MICRO_BATCH, Choice, Space, sentences
 from pipeline.config.variants import read_yaml
-from pipeline.memory.allocator_options import EXPANDABLE, VARIABLES
+from pipeline.memory.allocator_options import VARIABLES, are_segments_decided, with_expandable_segments
 from pipeline.memory.device import device_name, find_device, total_bytes
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.command import Predicted, predict_commands
@@ -36,7 +34,7 @@ from pipeline.searching.problem import Problem, baseline_choices
 from pipeline.searching.settings import CommandSearchSettings
 from pipeline.searching.trials import Trial
 from pipeline.simulation.cards import Card, card_called, find_card
-from pipeline.training.metrics import PASSES_PER_MICRO_BATCH, PREDICTION, Summary
+from pipeline.training.metrics import PASSES_PER_MICRO_BATCH, Summary
 
 WORK_OF_SEQUENCE, KERNELS_OF_PASS = 1e9, 1e3
 """Assumed work of a pass: operations of a sequence, and kernels. The time model finds what each of them takes."""
@@ -123,7 +121,7 @@ class CommandProblem(Problem):
             return measured
         [outcome] = self._outcomes([runnable])
         if isinstance(outcome, InvalidInputError):
-            return replace(measured, tags={PREDICTION: f"not predicted: {first_line(outcome)}"})
+            return replace(measured, prediction=f"not predicted: {first_line(outcome)}")
         peaks = {
             "peak_allocated_mib": outcome.peak_allocated_bytes / MIB,
             "peak_reserved_mib": outcome.peak_reserved_bytes / MIB,
@@ -247,8 +245,8 @@ def make_command_problem(given: Mapping[str, Any]) -> CommandProblem:
 
 def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template: Template) -> CommandProblem:
     device = find_device(settings.device)
-    if device.type == "cuda" and not set(VARIABLES) & {*template.variables, *os.environ}:
-        both = {name: ("", value) for name, value in EXPANDABLE.items()}
+    if device.type == "cuda" and not are_segments_decided() and template.variables.keys().isdisjoint(VARIABLES):
+        both = {name: ("", value) for name, value in with_expandable_segments().items()}
         template = replace(template, variables={**template.variables, **both})
     for name in ("num_steps", "verify_steps"):
         reason = why_untimed(name, num_steps := getattr(settings, name), settings.timing_warmup_steps)

@@ -113,11 +113,11 @@ def command_of(
     derived = derived_values(choice, settings.effective_batch_size, world_size)
     if ACCUMULATION in template.placeholders and ACCUMULATION not in derived:
         raise InvalidInputError("{accumulation_steps} follows from {micro_batch_size}, which is missing; add it")
-    filled = template.fill({**derived, **choice})
+    values = {**derived, **choice}
     return Command(
-        words=filled.words,
-        files=filled.files,
-        environment=filled.environment,
+        words=template.words_with(values),
+        files=template.files_with(values),
+        environment=template.environment_with(values),
         choice=choice,
         device=device,
         effective_batch_size=settings.effective_batch_size,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from pipeline.base.results import Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB, parse_budget
 from pipeline.base.user_functions import module_digest
+from pipeline.config.command import Runnable
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
 from pipeline.config.experiment import VARYING, Experiment, make_experiment, notes_on, why_untimed
 from pipeline.config.given import dotted, merged, nested, validate
-from pipeline.config.runnable import Runnable
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
 from pipeline.memory.device import (
@@ -55,13 +55,8 @@ class ExperimentProblem(Problem):
     """A search problem whose configurations are Experiments."""
 
     base: Experiment
-    run_values: Mapping[str, Any]
-    """Settings that all trials share."""
-
-    @cached_property
-    def configurations(self) -> Configurations:
-        """Makes the Experiments of the space."""
-        return Configurations(self.run_values, "search")
+    configurations: Configurations
+    """Makes the Experiments of the space of the settings that all trials share."""
 
     def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return what is known of each configuration before its prediction, in their order."""
@@ -88,7 +83,7 @@ class ExperimentProblem(Problem):
     def verified(self, choice: Choice) -> Experiment:
         """Return the Experiment of a trial with as many optimizer steps as an answer is verified for."""
         changes = {"num_steps": num_verified_steps(self)}
-        return make_experiment(merged(merged(self.run_values, nested(choice)), changes), "search")
+        return make_experiment(merged(merged(self.configurations.values, nested(choice)), changes), "search")
 
     def summary(self, runnable: Runnable, result: Result) -> Summary:
         """Return the summary metrics of a run, with its predicted peaks."""
@@ -117,7 +112,7 @@ class ExperimentProblem(Problem):
         A value that a file sets for a dimension, which still varies, would be its only one if it were given.
         """
         dimensions = self.space.dimensions
-        shared = nested({name: value for name, value in dotted(self.run_values) if name not in dimensions})
+        shared = nested({name: value for name, value in dotted(self.configurations.values) if name not in dimensions})
         own = self.settings.model_dump(mode="json", exclude={"config"})
         return {**own, **shared, "space": {name: list(values) for name, values in dimensions.items()}}
 
@@ -133,7 +128,7 @@ class ExperimentProblem(Problem):
 
     @property
     def baselines(self) -> list[Choice]:
-        """Configurations of the default precision without checkpointing, the largest micro-batch first."""
+        """Configurations with the default of every dimension, the largest micro-batch first."""
         return baseline_choices(self.space, default_values())
 
     def baseline_beside(self, choice: Choice) -> list[Choice]:
@@ -211,11 +206,6 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
     own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
     if own.budget == "none":
         raise InvalidInputError("a search needs a budget, and budget is none; set budget=auto, or one such as 8GiB")
-    if own.ray_address is not None and own.executor != "ray":
-        raise InvalidInputError(
-            f"ray_address needs executor=ray, and executor is {own.executor}; set executor=ray, or leave ray_address"
-            " out"
-        )
     text = str(values.get("device", RunSettings.model_fields["device"].default))
     device = find_device(text)
     devices = [device] if device.type == "cpu" or is_named(text) else equal_gpus()[: own.workers]
@@ -232,7 +222,7 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
     lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
     problem = ExperimentProblem(
         settings=own,
-        run_values=values,
+        configurations=configurations,
         space=space,
         base=base,
         budget_bytes=parse_budget(values["budget"], total_bytes(device)),
@@ -283,7 +273,7 @@ def _check(problem: ExperimentProblem) -> None:
 def _what_clipping_costs(problem: ExperimentProblem, candidates: Sequence[Candidate]) -> str:
     """Return what the candidates would need without clipping, as further text."""
     known = [(candidates[number], peak_bytes) for peak_bytes, number in known_peaks(candidates)]
-    peaks = [(problem.runnable(one.choice).with_random_weights("cpu"), peak_bytes) for one, peak_bytes in known]
+    peaks = [(problem.runnable(one.choice), peak_bytes) for one, peak_bytes in known]
     sentence = cost_of_clipping(peaks, hardware_of(problem.base.device), problem.budget_bytes)
     return f". {sentence.removesuffix('.')}" if sentence else ""
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from optuna.trial import FrozenTrial
+
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
-from pipeline.config.runnable import Runnable
+from pipeline.config.command import Runnable
 from pipeline.config.space import MICRO_BATCH, Choice
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
@@ -29,7 +31,7 @@ from pipeline.searching.proposals import Proposer
 from pipeline.searching.results import SearchFindings, Verification, answer_of
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_length import HOPELESS_STEPS, TrialLength
-from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME, TrialRecord, judge
+from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME, judge
 from pipeline.searching.trials import PLAIN, TRIAL, Proposal, Trial, best_speed, best_trial, label, run_name, trials_in
 from pipeline.searching.verification import VerificationRun, has_taken, verify
 from pipeline.training.loop import Stop, never_stop
@@ -296,7 +298,7 @@ def store_measurement(search: Search, choice: Choice, result: Result, metrics: d
     return search.study.add(choice, search.problem.space, _judged(search, result, metrics))
 
 
-def _judged(search: Search, result: Result, metrics: dict[str, float]) -> TrialRecord:
+def _judged(search: Search, result: Result, metrics: dict[str, float]) -> FrozenTrial:
     return judge(result, metrics, search.problem.budget_bytes, len(search.study.directions))
 
 
@@ -307,7 +309,7 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
     """
     names: list[str] = []
 
-    def measure(number: int, one: Proposal) -> TrialRecord:
+    def measure(number: int, one: Proposal) -> FrozenTrial:
         runnable = search.problem.runnable(one.choice)
         again = " (measured again)" if one.is_repeat else ""
         names.append(f"{run_name(number)}{again}: {label(one.choice)}")
@@ -369,7 +371,6 @@ def findings_of(
     if best is not None and verification is not None and best.choice != verification.answer.choice:
         verification = None
     return SearchFindings(
-        entry="search",
         model=problem.base.title,
         effective_batch_size=problem.base.effective_batch_size,
         budget_bytes=problem.budget_bytes,

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from pipeline.base.results import Result
-from pipeline.config.command import ACCUMULATION, WORLD_SIZE
+from pipeline.config.command import ACCUMULATION, WORLD_SIZE, Runnable
 from pipeline.config.given import dotted, written
-from pipeline.config.runnable import Runnable
 from pipeline.config.space import MICRO_BATCH, Choice, Space
 from pipeline.memory.device import is_named
 from pipeline.runtime.environment import environment
@@ -194,11 +193,11 @@ def baseline_values(space: Space, defaults: Mapping[str, Any]) -> Choice:
 
 
 def baseline_choices(space: Space, defaults: Mapping[str, Any]) -> list[Choice]:
-    """Return the configurations of the default precision without checkpointing, the largest micro-batch first."""
+    """Return the configurations with the default of every dimension, the largest micro-batch first."""
     fixed = baseline_values(space, defaults)
     sizes = space.dimensions.get(MICRO_BATCH)
     if sizes is None:
         return [fixed]
     ordered = sorted(sizes, key=lambda size: -int(str(size)))
     choices = ({name: size if name == MICRO_BATCH else fixed[name] for name in space.dimensions} for size in ordered)
-    return [choice for choice in choices if choice not in space.excluded]
+    return [choice for choice in choices if choice in space.choices]

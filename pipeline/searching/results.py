@@ -138,7 +138,6 @@ class Verification:
 class SearchFindings:
     """The findings of a search, from which its report is made."""
 
-    entry: str
     model: str
     effective_batch_size: int
     budget_bytes: int

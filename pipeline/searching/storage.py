@@ -15,12 +15,10 @@ import optuna
 import sqlalchemy
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy.exc import DBAPIError, IntegrityError, PendingRollbackError, SQLAlchemyError
 
 from pipeline.base.errors import InvalidInputError, first_line
-
-StaleTrialCallback = Callable[[optuna.Study, FrozenTrial], None]
 
 IN_MEMORY = ("sqlite://", "sqlite:///:memory:")
 """Databases that nothing of a search outlives."""
@@ -66,25 +64,17 @@ Where one public method calls another that begins with an underscore, it is that
 """
 
 
-def open_storage(
-    url: str | BaseStorage,
-    *,
-    heartbeat_interval: int | None = None,
-    grace_period: int | None = None,
-    heartbeat_stale_trial_callback: StaleTrialCallback | None = None,
-) -> BaseStorage:
-    """Return the storage at `url`, or this storage; its tables are created if they are missing.
+def open_storage(url: str, **options: Any) -> BaseStorage:
+    """Return the storage at `url`, with the options of an RDBStorage; its tables are created if they are missing.
 
-    Another process may create them at the same moment. The other arguments are those of RDBStorage.
+    Another process may create them at the same moment.
     """
-    if not isinstance(url, str):
-        return url
     if url in IN_MEMORY:  # each thread would get a database of its own
         return InMemoryStorage()
     deadline = time.monotonic() + SECONDS_FOR_A_LOCK
     while True:
         try:
-            storage = _connect(url, heartbeat_interval, grace_period, heartbeat_stale_trial_callback)
+            storage = _connect(url, options)
             return optuna.storages.get_storage(storage)
         except SQLAlchemyError as error:
             is_being_created = "already exists" in str(error) or isinstance(error, IntegrityError)
@@ -189,31 +179,23 @@ for _name in REPEATABLE:
     setattr(PatientStorage, _name, _repeated(getattr(RDBStorage, _name)))
 
 
-def _connect(
-    url: str, interval: int | None, grace_period: int | None, stale_trial_callback: StaleTrialCallback | None
-) -> PatientStorage:
+def _connect(url: str, options: Mapping[str, Any]) -> PatientStorage:
     """Return the storage, connected once: from then on it waits for a server that does not answer."""
     parts = sqlalchemy.make_url(url)
     dialect = parts.get_backend_name()
-    options: dict[str, Any] = {}
+    of_engine: dict[str, Any] = {}
     if dialect == "sqlite":
-        options = {"connect_args": {"timeout": SECONDS_FOR_A_LOCK}}  # longer than the 5 seconds of Python's sqlite3
+        of_engine = {"connect_args": {"timeout": SECONDS_FOR_A_LOCK}}  # longer than the 5 seconds of Python's sqlite3
     elif dialect == "postgresql":
         if parts.drivername == "postgresql":
             parts = parts.set(drivername="postgresql+psycopg")
         arguments = {name: value for name, value in POSTGRESQL_ARGUMENTS.items() if name not in parts.query}
         # One connection stays open in each process: a server of default settings has 100 for all workers. None waits
         # for another that waits for the server.
-        options = {"connect_args": arguments, "pool_pre_ping": True, "pool_size": 1, "max_overflow": -1}
+        of_engine = {"connect_args": arguments, "pool_pre_ping": True, "pool_size": 1, "max_overflow": -1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
-        storage = PatientStorage(
-            parts.render_as_string(hide_password=False),
-            options,
-            heartbeat_interval=interval,
-            grace_period=grace_period,
-            heartbeat_stale_trial_callback=stale_trial_callback,
-        )
+        storage = PatientStorage(parts.render_as_string(hide_password=False), of_engine, **options)
     if dialect == "sqlite":
         sqlalchemy.event.listen(storage.engine, "connect", _begin_nothing)
         sqlalchemy.event.listen(storage.engine, "begin", _lock_at_once)

@@ -28,7 +28,7 @@ from pipeline.searching.optuna_samplers import distributions_of
 from pipeline.searching.session import SESSION, Session
 from pipeline.searching.settings import AUTO_STUDY
 from pipeline.searching.storage import open_storage, reachable
-from pipeline.searching.trial_record import DETAIL, METRICS, NUM_EARLIER_RUNS, OUTCOME, TrialRecord, is_known
+from pipeline.searching.trial_record import DETAIL, METRICS, NUM_EARLIER_RUNS, OUTCOME, is_known
 from pipeline.searching.trials import Proposal
 
 IDENTITY, KEY, WORKER = "identity", "key", "worker"
@@ -48,7 +48,7 @@ OPEN = (TrialState.RUNNING, TrialState.WAITING)
 """States of trials that have not ended."""
 
 
-Measure = Callable[[int, Proposal], TrialRecord]
+Measure = Callable[[int, Proposal], FrozenTrial]
 """(number of the trial, its configuration) -> what its run came to."""
 
 
@@ -227,7 +227,7 @@ class StoredStudy:
         attempt.number, known = trial.number, trial.user_attrs
         try:
             record = measure(
-                trial.number, Proposal(dict(trial.params), known[PREDICTED], bool(known[NUM_EARLIER_RUNS]))
+                trial.number, Proposal(dict(trial.params), known[PREDICTED], bool(known.get(NUM_EARLIER_RUNS)))
             )
         except BaseException as error:
             with suppress(UpdateFinishedTrialError):
@@ -239,7 +239,7 @@ class StoredStudy:
             raise
         return self._store(trial, record)
 
-    def add(self, choice: Choice, space: Space, record: TrialRecord) -> bool:
+    def add(self, choice: Choice, space: Space, record: FrozenTrial) -> bool:
         """Store a run that was measured outside of the queue; return False if its configuration is taken."""
         if dict(choice) in self.taken:
             return False
@@ -249,26 +249,27 @@ class StoredStudy:
                 values=record.values,
                 params=dict(choice),
                 distributions=dict(distributions_of(space)),
-                user_attrs=dict(record.attributes),
-                constraints=dict(record.constraints),
-                intermediate_values=dict(record.intermediate_values),
+                user_attrs=record.user_attrs,
+                constraints=record.constraints,
+                intermediate_values=record.intermediate_values,
             )
         )
         return True
 
-    def _store(self, trial: optuna.Trial, record: TrialRecord) -> list[float]:
+    def _store(self, trial: optuna.Trial, record: FrozenTrial) -> list[float]:
         """Store the record of a trial and return its values; a worker that is killed before leaves it running."""
-        for name, value in record.attributes.items():
+        for name, value in record.user_attrs.items():
             trial.set_user_attr(name, value)
         for name, value in record.constraints.items():
             trial.set_constraint(name, value)
         if record.state is TrialState.PRUNED:
             raise TrialPruned
-        if record.values is None:
-            raise _NotCompletedError(record.attributes[DETAIL])
+        values: list[float] | None = record.values
+        if values is None:
+            raise _NotCompletedError(record.user_attrs[DETAIL])
         for step, speed in record.intermediate_values.items():
             trial.report(speed, step)
-        return record.values
+        return values
 
     def _is_superfluous(self, trial: optuna.Trial, total: int) -> bool:
         """Whether earlier trials, known or open, have its configuration already, or are as many as there may be."""

@@ -1,10 +1,8 @@
 """How the run of a trial is judged, and what the study stores of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pipeline.base.results import Outcome, Result
 from pipeline.memory.out_of_memory import read_messages
@@ -17,27 +15,12 @@ OUTCOME = "outcome"
 """Attribute of a trial: how its run ended."""
 DETAIL, METRICS = "detail", "metrics"
 """User attributes of a trial: why it did not complete, and its summary metrics."""
-NUM_EARLIER_RUNS = "is_repeat"
+NUM_EARLIER_RUNS = "num_earlier_runs"
 """User attribute of a trial that was queued: how many other trials its configuration may have."""
 COMPARED_METRICS = ("peak_allocated_mib", "peak_reserved_mib", "seconds_per_step", "common_steps_loss")
 """Metrics that are attributes of their own, since Optuna's dashboard plots only attributes that are numbers."""
 MOST_INTERMEDIATE_VALUES = 8
 """Optimizer steps of a trial whose speed is stored, at most: each takes about 16 ms in SQLite."""
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """The state, values and attributes of a trial, as Optuna stores them."""
-
-    state: TrialState
-    values: list[float] | None
-    """Tokens per second and, as a second objective, the peak in bytes; None if it did not complete."""
-    attributes: Mapping[str, Any]
-    """User attributes; a trial that lacks the last, OUTCOME, was not stored whole."""
-    constraints: Mapping[str, float]
-    """Bytes over the budget, negative within it; none if the run failed for another reason than memory."""
-    intermediate_values: Mapping[int, float]
-    """Tokens per second by optimizer step; none of two objectives, of which Optuna takes no intermediate values."""
 
 
 def is_known(trial: FrozenTrial) -> bool:
@@ -48,8 +31,13 @@ def is_known(trial: FrozenTrial) -> bool:
     return trial.state.is_finished() and is_whole and not is_closed_by_another
 
 
-def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int, num_objectives: int = 1) -> TrialRecord:
-    """Return the record of a run in a study of so many objectives; what its budget limits is peak_bytes().
+def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int, num_objectives: int = 1) -> FrozenTrial:
+    """Return a run as the trial of a study with so many objectives; what its budget limits is peak_bytes().
+
+    Its values are tokens per second and, as a second objective, the peak in bytes; its constraint are the bytes over
+    the budget, none if the run failed for another reason than memory. Of two objectives Optuna takes no intermediate
+    values, which are tokens per second by optimizer step. OUTCOME is its last attribute: a trial that lacks it was not
+    stored whole.
 
     Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from pruned trials and not from failed ones:
     a lower bound, as the run ended before its peak.
@@ -67,10 +55,10 @@ def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int, num_o
     chosen = result.steps[:: len(result.steps) // MOST_INTERMEDIATE_VALUES + 1]
     speeds = {record.step: (record.tokens or record.positions) / record.seconds for record in chosen}
     constraints = {} if violation_bytes is None else {CONSTRAINT: violation_bytes}
-    return TrialRecord(
+    return create_trial(
         state=state,
         values=values[:num_objectives] if completed else None,
-        attributes={
+        user_attrs={
             METRICS: dict(metrics),
             **{name: metrics[name] for name in COMPARED_METRICS if name in metrics},
             DETAIL: "its peak is not known" if is_unmeasured else result.detail,

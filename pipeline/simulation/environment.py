@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from pipeline.simulation.torch_build import find_torch
 
 HOOK = Path(__file__).parent / "hook"
 """Folder of the module that Python runs when it starts."""
+EXECUTED = "'''exec' "
+"""What begins the second line of a script of pip that a shell starts, since the path of its Python is long."""
 
 
 def environment(
@@ -113,19 +116,23 @@ def is_python(program: str) -> bool:
 
 
 def is_script(program: Path) -> bool:
-    """Whether Python can read a program: its first line names Python, or pip's shell that starts it by a long path."""
+    """Whether Python can read a program: it is started by Python."""
     words = _first_words(program)
-    with program.open("rb") as file:
-        has_long_path = file.read(4096).startswith(b"#!/bin/sh\n'''exec' ")
-    return has_long_path or (bool(words) and is_python(words[0]))
+    return bool(words) and is_python(words[0])
 
 
 def _first_words(program: Path) -> list[str]:
-    """Return what a script's first line starts it by, without env."""
+    """Return what a script's first line starts it by, or the second one of pip's shell, without env and its options."""
     with program.open("rb") as file:
-        line = file.readline(4096)
-    words = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
-    return words[1:] if words and Path(words[0]).name == "env" else words
+        lines = file.read(4096).decode(errors="replace").splitlines()
+    if not lines or not lines[0].startswith("#!"):
+        return []
+    words = lines[0][2:].split()
+    if lines[1:] and lines[1].startswith(EXECUTED):
+        words = shlex.split(lines[1].removeprefix(EXECUTED))
+        return words[words.index("$0") - 1 :] if "$0" in words else words
+    is_env = bool(words) and Path(words[0]).name == "env"
+    return [word for word in words[1:] if not word.startswith("-")] if is_env else words
 
 
 @cache

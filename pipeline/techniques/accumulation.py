@@ -57,14 +57,18 @@ class Accumulation(Technique):
             return (1,)
         return (*(2**power for power in range(count.bit_length()) if 2**power < count), count)
 
-    def resolved(self, settings: Any) -> Self:
+    def resolved(self, tensor_parallel: int) -> Self:
         """Return a copy with all four numbers; with world_size, two of the others must give the third exactly.
 
         Where only world_size does not divide the batch, refusals() refuses it: a space leaves such combinations out.
+
+        Raises:
+            InvalidInputError: the numbers contradict each other.
+
         """
         steps, effective = self.accumulation_steps, self.effective_batch_size
-        ranks = num_data_ranks(self.world_size, settings.tensor_parallel)
-        name = data_ranks_in_settings(settings.tensor_parallel)
+        ranks = num_data_ranks(self.world_size, tensor_parallel)
+        name = data_ranks_in_settings(tensor_parallel)
         micro = self.micro_batch_size or self._default_micro_batch_size(ranks)
         if effective is None:
             steps = steps or 1

@@ -34,7 +34,7 @@ class ExpandableSegments(Technique):
 
     def environment(self) -> Mapping[str, str]:
         """Return the allocator's options: those of the user's environment, and this one."""
-        return with_expandable_segments(VARIABLES[0]) if self.expandable_segments else {}
+        return with_expandable_segments(new=VARIABLES[0]) if self.expandable_segments else {}
 
     def export(self, target: str) -> Exported:
         """Return the environment variable as a note, for any framework."""

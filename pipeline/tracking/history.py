@@ -21,8 +21,6 @@ from pipeline.training.timing import timing_of
 SPEEDS = ("tokens_per_second", "samples_per_second", "padding_percent")
 PER_STEP = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale", *SPEEDS)
 """Metrics of an optimizer step that are read back."""
-STEP_ALONE = ("loss", "grad_norm", "seconds", "learning_rate", "loss_scale", "reserved_mib")
-"""Those of an optimizer step alone, by the names that versions before 0.2 gave to series and summaries alike."""
 CONDITIONS = ("device_name", "torch", "transformers", "cuda", "allocator")
 """Tags that say under which conditions a run was measured."""
 OUTCOMES = {"FINISHED": Outcome.OK, "FAILED": Outcome.CRASHED}
@@ -102,8 +100,7 @@ class History:
         params |= {name: tags[name] for name in CONDITIONS if name in tags}
         digests = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
         params |= {"corpus_digest": ", ".join(digests)} if digests else {}
-        metrics = {key: value for key, value in summaries_of(run.data.metrics).items() if key not in STEP_ALONE}
-        metrics |= phases_of(self._series(run, PHASES_MIB))
+        metrics = summaries_of(run.data.metrics) | phases_of(self._series(run, PHASES_MIB))
         steps = tuple(self._steps(run))
         warmup_steps = params.get("timing_warmup_steps")
         timing = timing_of(steps, warmup_steps) if isinstance(warmup_steps, int) and ERROR not in metrics else None

@@ -34,7 +34,7 @@ from pipeline.tracking.store import STATUS, connect, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
 from pipeline.tracking.system_metrics import system_metrics
 from pipeline.tracking.unsent import Manifest, UnsentRun
-from pipeline.training.metrics import Summary
+from pipeline.training.metrics import PREDICTION, Summary
 
 SECONDS_BETWEEN_BATCHES = 5.0
 """How often the optimizer steps of a run are sent while it trains."""
@@ -211,9 +211,10 @@ class _ChildRun(Observer):
         try:
             child.metrics(summary.metrics)
             self._ended = result, summary.metrics
-            detail = {"outcome_detail": result.detail} if result.detail else {}
+            others = {"outcome_detail": result.detail, PREDICTION: summary.prediction}
+            known = {name: text for name, text in others.items() if text}
             note = description(run, result, summary.metrics)
-            child.tags({"outcome": result.outcome.value, **detail, DESCRIPTION: note, **summary.tags})
+            child.tags({"outcome": result.outcome.value, **known, DESCRIPTION: note})
             names = [RESULT, *([LOG] if result.outcome in (Outcome.CRASHED, Outcome.OUT_OF_MEMORY) else [])]
             traces = sorted(child.folder.glob("traces/*"))
             files = [(name, None) for name in names] + [(f"traces/{trace.name}", "traces") for trace in traces]

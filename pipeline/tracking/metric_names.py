@@ -77,7 +77,7 @@ def summary_points(metrics: Mapping[str, float]) -> Iterator[tuple[str, float, i
 
 
 def summaries_of(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the summary metrics of a run in MLflow by their names in files; one of an older version has these."""
+    """Return the summary metrics of a run in MLflow by their names in files."""
     return {
         _IN_FILES.get(name, name): value
         for name, value in metrics.items()

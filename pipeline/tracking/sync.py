@@ -19,8 +19,6 @@ from pipeline.tracking.unsent import NAME, UnsentRun
 
 JOB_FOLDERS = "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-*-*"
 """The names of the folders that jobs make."""
-OLD_NAME = "unsent.jsonl"
-"""The file in which versions before 0.2 kept what was not sent."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,6 @@ def sync(output: Path, *, others_ended: bool = False) -> Iterator[SyncReport]:
     with _locked(output):
         for path in sorted(output.glob(f"**/{NAME}")):
             yield _sync_one(path, clients, unreachable, others_ended)
-    for path in sorted(output.glob(f"**/{OLD_NAME}")):
-        text = f"{path} was written by an older version, which can send it; the results are in the files next to it"
-        yield SyncReport(text, is_complete=False)
 
 
 def send_abandoned(output: Path, uri: str, client: MlflowClient) -> None:

@@ -105,10 +105,11 @@ def train(
     if at_end is not None:
         at_end(loop)
     with step.run_context():
-        last = loop.window(loop.num_launched - 1)
         if eval_loss is not None and not math.isfinite(eval_loss):
             raise DivergedError(f"the loss on held-out documents is {eval_loss}")
-        underflow = gradient_underflow_percent(step, optimizer, last) if settings.gradient_underflow else None
+        underflow = None
+        if settings.gradient_underflow:
+            underflow = gradient_underflow_percent(step, optimizer, loop.window(loop.num_launched - 1))
     emit(Finished(eval_loss=eval_loss, gradient_underflow_percent=underflow, block_forwards_per_step=len(forwards)))
 
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord, limited_peak
@@ -68,10 +68,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """The metrics and tags that a finished run gets in MLflow."""
+    """What a finished run gets in MLflow beside its result."""
 
     metrics: Mapping[str, float]
-    tags: Mapping[str, str] = field(default_factory=dict)
+    prediction: str | None = None
+    """As of a Row."""
 
 
 def summarize(

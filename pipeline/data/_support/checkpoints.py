@@ -5,6 +5,8 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,6 +37,7 @@ def hub_or_cache(name: str) -> Iterator[None]:
         yield
 
 
+@cache
 def _reaches(address: str) -> bool:
     """Whether a server accepts connections; true where a proxy makes them."""
     if getproxies():
@@ -49,17 +52,16 @@ def _reaches(address: str) -> bool:
 
 
 def read_configuration(name: str, *, pretrained: bool) -> Any:
-    """Return transformers' configuration of a model in a folder or on the hub.
+    """Return transformers' configuration of a model in a folder or on the hub, which is asked once in a process.
 
     Raises:
         InvalidInputError: it cannot be loaded, or its weights are to be loaded and are quantized.
 
     """
-    from transformers import AutoConfig
-
+    file = Path(name) / "config.json"
+    state = file.stat() if file.is_file() else None
     try:
-        with hub_or_cache(name):
-            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = deepcopy(_configuration(name, state and (state.st_mtime_ns, state.st_size)))
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the configuration of {name} could not be loaded: {why_unread(error)}, or name a preset, such as gpt2, "
@@ -69,6 +71,16 @@ def read_configuration(name: str, *, pretrained: bool) -> Any:
     if pretrained:
         refuse_quantized(name, quantization)
     return config
+
+
+@lru_cache
+def _configuration(name: str, state: tuple[int, int] | None) -> Any:
+    """Return transformers' configuration; that of a folder is read again when its file has changed."""
+    from transformers import AutoConfig
+
+    del state
+    with hub_or_cache(name):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 def module_of(auto_class: str, name: str, config: Any, *, pretrained: bool) -> nn.Module:

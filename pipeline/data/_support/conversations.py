@@ -182,11 +182,11 @@ def _kind(part: Any) -> str:
 
 def _tools_of(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:
     """Return the tools of a row, or its functions as tools."""
-    functions = decoded(row.get(FUNCTIONS)) or []
-    tools = decoded(row.get(TOOLS)) or [{"type": "function", "function": each} for each in functions]
-    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise UnreadableRowError("have tools that are not a list of objects", type_name(tools))
-    return tuple(tools) or None
+    tools, functions = decoded(row.get(TOOLS)), decoded(row.get(FUNCTIONS))
+    found = tools or functions or []
+    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+        raise UnreadableRowError("have tools that are not a list of objects", type_name(found))
+    return tuple(found if tools else ({"type": "function", "function": each} for each in found)) or None
 
 
 def _refuse_other_media(row: Mapping[str, Any]) -> None:

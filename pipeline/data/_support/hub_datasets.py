@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError, first_line, origin
+from pipeline.data._support.checkpoints import hub_or_cache
 
 OF_FILES = {"chat": "chat.path", "hub": "corpus=text_files, text_files.path"}
 """What reads files, by the corpus that reads datasets."""
@@ -27,8 +28,9 @@ def load_dataset(corpus: str, name: str, config: str | None, split: str) -> Any:
             f"{corpus}.name must name a dataset or a folder, and {name} is a file; set {OF_FILES[corpus]}={name}"
         )
     try:
-        return datasets.load_dataset(name, config, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        with hub_or_cache(name):
+            return datasets.load_dataset(name, config, split=split)
+    except Exception as error:  # of its network's libraries too
         raise InvalidInputError(
             f"the dataset {name} could not be loaded ({first_line(origin(error))}); check the network and the name, or "
             f"read files of this machine: {OF_FILES[corpus]}"

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import tokenizers
@@ -162,7 +162,8 @@ def _split(document: str, num_parts: int) -> list[str]:
 
 def _write(tokenize: Callable[[Callable[[Encoded], None]], About], folder: Path, documents_each: int) -> None:
     """Write tokens, and what is known of them, into a temporary folder and rename it to `folder`, which is atomic."""
-    work = Path(tempfile.mkdtemp(prefix="tokens-", suffix=".part", dir=folder.parent))
+    work = folder.with_name(f"{folder.name}.{uuid4().hex}.part")
+    work.mkdir()  # with the rights of its parent, whose users may be several
     try:
         with _Splitter(work, documents_each) as splitter:
             about = tokenize(splitter.add)

@@ -11,11 +11,6 @@ from pipeline.models._support.causal_models import CausalModel
 class PairModel(CausalModel):
     """A causal language model whose examples are pairs of answers."""
 
-    @classmethod
-    def opens(cls, _: str) -> bool:
-        """Return False: `task` alone says that a model is trained on pairs."""
-        return False
-
     def describe(self, name: str) -> Description:
         """Return the description that the configuration gives; examples are pairs."""
         return replace(super().describe(name), pairs=True)

@@ -1,19 +1,18 @@
 """Predicts the memory of commands: each runs once on a simulated card with room, and is kept in the cache folder."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from threading import Event
 
 from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.processes import cores
+from pipeline.base.processes import num_cores
 from pipeline.base.progress import progress
 from pipeline.config.command import Command, remedies
 from pipeline.memory.work import Work
@@ -23,7 +22,7 @@ from pipeline.prediction.prediction_cache import cache_file, read_cached, write_
 from pipeline.simulation.cards import Card
 from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.run import Simulate, on_cuda_build, with_room
-from pipeline.simulation.torch_build import TorchBuild, find_torch
+from pipeline.simulation.torch_build import find_torch
 
 LAST_LINES = 5
 """Last lines of a command's output that are said when it fails."""
@@ -48,6 +47,8 @@ class CommandPrediction:
 PREDICTION = TypeAdapter(CommandPrediction)
 Predicted = CommandPrediction | InvalidInputError
 """A prediction, or why there is none."""
+_REFUSED = dict[Path, InvalidInputError]()
+"""Why this process has no prediction, by the file that would have it: it is not looked for twice."""
 
 
 def predict_commands(commands: Sequence[Command], card: Card, may_install: bool) -> list[Predicted]:
@@ -62,7 +63,7 @@ def predict_commands(commands: Sequence[Command], card: Card, may_install: bool)
     outcomes, stop = [], Event()
     predict = partial(_predict, sources=sources_of(commands), card=card, may_install=may_install, stop=stop)
     text = f"simulating {len(commands)} commands on {card.name}"
-    with ThreadPoolExecutor(max(1, len(cores()))) as pool, progress(text, len(commands)) as advance:
+    with ThreadPoolExecutor(num_cores()) as pool, progress(text, len(commands)) as advance:
         try:
             for outcome in pool.map(predict, commands):
                 outcomes.append(outcome)
@@ -76,26 +77,26 @@ def predict_commands(commands: Sequence[Command], card: Card, may_install: bool)
 def _predict(
     command: Command, sources: Sequence[tuple[str, str]], card: Card, may_install: bool, stop: Event
 ) -> Predicted:
-    build = _build(python_of(on_cuda_build(command.words, may_install)))
+    build = find_torch(python_of(on_cuda_build(command.words, may_install)))
     file = cache_file(conditions(command, build, card, sources))
-    if (cached := read_cached(file, PREDICTION)) is not None:
-        return cached
-    folder = Path(tempfile.mkdtemp(prefix="fitproof-"))
-    wanted = Simulate(
-        command=on_cuda_build(command.with_copies(folder), may_install),
-        card=card,
-        num_cards=command.world_size,
-        variables={**ONE_THREAD, **command.environment},
-        time_limit_seconds=command.time_limit,
-        stop=stop,
-        hook=WORK_HOOK,
-    )
-    try:
-        outcome = _simulated(wanted, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    known = _REFUSED.get(file) or read_cached(file, PREDICTION)
+    if known is not None:
+        return known
+    with tempfile.TemporaryDirectory(prefix="fitproof-", ignore_cleanup_errors=True) as folder:
+        wanted = Simulate(
+            command=on_cuda_build(command.with_copies(Path(folder)), may_install),
+            card=card,
+            num_cards=command.world_size,
+            variables={**ONE_THREAD, **command.environment},
+            time_limit_seconds=command.time_limit,
+            stop=stop,
+            hook=WORK_HOOK,
+        )
+        outcome = _simulated(wanted, Path(folder))
     if isinstance(outcome, CommandPrediction):
         write_cached(file, PREDICTION, outcome)
+    elif not stop.is_set():
+        _REFUSED[file] = outcome
     return outcome
 
 
@@ -126,8 +127,3 @@ def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
     lines = [line for log in logs[-1:] for line in log.read_text(errors="replace").splitlines() if line.strip()]
     said = [f"on the simulated card it ended with exit code {exit_code}", *lines[-LAST_LINES:]]
     return "\n".join([*said, *remedies("\n".join(said))])
-
-
-@cache
-def _build(python: Path) -> TorchBuild:
-    return find_torch(python)

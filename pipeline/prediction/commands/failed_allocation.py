@@ -89,11 +89,14 @@ def held_then(run: SimulatedRun, roomy: SimulatedRun) -> Breakdown | None:
 def with_tensor(failed: OutOfMemory, wanted: Simulate, folder: Path) -> OutOfMemory:
     """Return the failed allocation with its tensor, which a run of the command tells whose operators are watched."""
     run = run_hidden(replace(wanted, hook=OPERATORS), folder)
-    again, files = _failed(run), sorted(folder.glob("*.operator"))
-    if again is None or again[1].wanted_bytes != failed.wanted_bytes or not files:
+    again = _failed(run)
+    if again is None or again[1].wanted_bytes != failed.wanted_bytes:
+        return failed
+    file = folder / f"{again[0].pid}.operator"
+    if not file.exists():
         return failed
     rounded = _rounded_bytes(*again)
-    content = TypeAdapter(dict[str, Any]).validate_python(json.loads(files[0].read_text()))
+    content = TypeAdapter(dict[str, Any]).validate_python(json.loads(file.read_text()))
     made = [one for one in content["made"] if _rounded(one[2]) == rounded]
     shape, dtype, _ = made[0] if made else (None, None, None)
     return replace(

@@ -56,7 +56,7 @@ def command_with(template: Template, changes: Sequence[Change] = ()) -> tuple[st
     chosen = {name: values[0] for name, values in marks_of(template).items()}
     for change in changes:
         chosen.update(change.marked)
-    words = template.fill(chosen).words
+    words = template.words_with(chosen)
     for change in changes:
         for name, value in change.options.items():
             words = with_option(words, name, value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.base.units import MIB
-from pipeline.memory.allocator_options import EXPANDABLE, VARIABLES, options_in
+from pipeline.memory.allocator_options import VARIABLES, options_in, with_expandable_segments
 from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.process import replay
 from pipeline.simulation.record import Record
@@ -52,7 +52,8 @@ def smallest_memory(wanted: Simulate, run: SimulatedRun, folder: Path) -> Smalle
     was found. Where the requests cannot be given again, or the command then needs more, runs of the command tell.
     """
     folder.mkdir()
-    plain, expandable = replayed(wanted, run, ({}, EXPANDABLE))
+    expandable_segments = with_expandable_segments({**os.environ, **wanted.variables})
+    plain, expandable = replayed(wanted, run, ({}, expandable_segments))
     if plain is not None and _runs(wanted, plain, folder / "confirmed"):
         return SmallestMemory(num_bytes=plain, num_bytes_expandable=expandable)
     again = run_hidden(with_room(wanted), folder / "again")

@@ -45,7 +45,7 @@ EXPERTS_REMEDY = (
 
 
 def record(experiment: Experiment, prepared: Prepared, num_rows: int) -> Timeline:
-    """Record all of two optimizer steps with `num_rows` sequences each.
+    """Record all of two optimizer steps, with `num_rows` sequences each, of an experiment with random weights on a CPU.
 
     A model whose code reads values while it builds it is built with them, which are then left out.
 
@@ -53,15 +53,14 @@ def record(experiment: Experiment, prepared: Prepared, num_rows: int) -> Timelin
         InvalidInputError: why it cannot be predicted; the steps read the values of tensors, for example.
 
     """
-    alike = experiment.with_random_weights(str(CPU))
     try:
         try:
-            return _record(alike, prepared, num_rows)
+            return _record(experiment, prepared, num_rows)
         except _NeedsValuesError as error:
             without = str(error)  # outside of this clause the half-built model is freed
         name, seed = experiment.settings.model, experiment.settings.seed
-        built = alike.model.built_with_values(name, prepared.vocabulary_size, without, seed)
-        return _record(alike, prepared, num_rows, built)
+        built = experiment.model.built_with_values(name, prepared.vocabulary_size, without, seed)
+        return _record(experiment, prepared, num_rows, built)
     except InvalidInputError:
         raise
     except Exception as error:  # whatever a model or a technique raises without values
@@ -102,7 +101,7 @@ def _record(experiment: Experiment, prepared: Prepared, num_rows: int, built: Tr
         quantize(trainable.module)
         return trainable
 
-    rows = RepeatedRow(prepared.train, CPU, num_rows)
+    rows = RepeatedRow(prepared.train, num_rows)
     with (
         _threads(experiment.num_threads),
         quantized_states(experiment),
