@@ -76,33 +76,6 @@ def test_every_figure_and_step_comes_back_from_mlflow(
             assert one.tokens == other.tokens
 
 
-def test_a_run_of_an_older_version_is_read_as_one_of_this(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the names of files in MLflow too, some of which are those of series, and summaries after the last step."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", project.store)
-    client, history = mlflow.MlflowClient(project.store), History()
-    run = project.children_of(project.parent_of("combined"))["all three"]
-    older = client.create_run(run.info.experiment_id, tags=run.data.tags, run_name=run.info.run_name)
-    for name, value in run.data.params.items():
-        client.log_param(older.info.run_id, name, value)
-    row = history.row(run, False, "one", "runs")
-    for name in run.data.metrics:
-        for point in client.get_metric_history(run.info.run_id, name) if name.startswith("step/") else ():
-            client.log_metric(older.info.run_id, name.removeprefix("step/"), point.value, point.timestamp, point.step)
-    for name, value in row.metrics.items():
-        client.log_metric(older.info.run_id, name, value, step=4)
-    again = history.row(client.get_run(older.info.run_id), False, "one", "runs")
-    assert again.metrics == row.metrics and "allocated_after_forward_2_mib" in row.metrics
-    assert again.result is not None and row.result is not None
-    first, others = again.result.steps[0], row.result.steps
-    assert len(again.result.steps) == len(others) == 4
-    assert (first.loss, first.seconds, first.learning_rate) == (
-        others[0].loss,
-        others[0].seconds,
-        others[0].learning_rate,
-    )
-    client.delete_run(older.info.run_id)
-
-
 def test_techniques_side_by_side_are_told_apart_and_flagged(project: Project) -> None:
     choice = "params.checkpointing = 'none' and params.precision = 'fp32'"
     done = project.mlflow_run_here("compare", {"experiment": "Default", "filter": choice})

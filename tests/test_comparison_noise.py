@@ -219,7 +219,7 @@ def test_intervals_of_runs_of_another_job_are_made_anew() -> None:
 
 def test_all_runs_are_read_the_newest_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path))
-    monkeypatch.setattr(history, "RUNS_IN_A_PAGE", 2)
+    monkeypatch.setattr(history, "IN_A_PAGE", 2)
     client = mlflow.MlflowClient()
     parent = client.create_run("0", run_name="job")
     for number in range(5):

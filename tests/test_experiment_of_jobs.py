@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from project import new_store
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.tracking import experiment
 
 NUM_JOBS = 6
@@ -41,3 +42,20 @@ def test_an_experiment_that_cannot_be_marked_is_an_error(tmp_path: Path, monkeyp
     client.delete_experiment(experiment_id)
     with pytest.raises(MlflowException, match="active"):
         experiment.set_kind(client, experiment_id)
+
+
+def test_the_experiment_that_mlflow_names_by_its_id_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = MlflowClient(new_store(tmp_path))
+    mine = client.create_experiment("mine")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", mine)  # `mlflow run` sets it
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "another")
+    assert experiment.find_or_create(client) == mine
+
+
+def test_a_deleted_experiment_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = MlflowClient(new_store(tmp_path))
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "gone")
+    experiment_id = experiment.find_or_create(client)
+    client.delete_experiment(experiment_id)
+    with pytest.raises(InvalidInputError, match=f"gone is: mlflow experiments restore --experiment-id {experiment_id}"):
+        experiment.find_or_create(client)

@@ -12,11 +12,14 @@ import pytest
 from conftest import ROOT, TINY, tiny
 from mlflow import MlflowClient
 from project import new_store
+from rich.console import Console
 from test_loop import ListedProposer, MadeUpSearch, choice_of
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
+from pipeline.config.variants import load_single
+from pipeline.jobs.comparison import run_comparison
 from pipeline.memory.device import hardware_of
 from pipeline.prediction import predict_all as predict_module
 from pipeline.prediction.predict import predict
@@ -71,6 +74,32 @@ def test_a_disk_that_is_full_at_the_start_of_a_job_leaves_no_parent_running(
         pass
     monkeypatch.undo()
     assert "RUNNING" not in statuses(store).values(), statuses(store)
+
+
+@pytest.mark.parametrize("moment", ["set_kind", "find_or_create", "Job"])
+def test_ctrl_c_while_a_job_begins_leaves_no_run_that_goes_on(
+    moment: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"pipeline.tracking.job.{moment}", interrupted)
+    with pytest.raises(KeyboardInterrupt), open_job("main", "x", tmp_path / "runs"):
+        pass
+    assert "RUNNING" not in statuses(store).values(), statuses(store)
+
+
+def test_ctrl_c_while_other_lengths_are_predicted_keeps_the_report(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.jobs.comparison._with_predictions", interrupted)
+    own = {**TINY, "corpus": "quick_fox", "output": tmp_path / "runs"}
+    with pytest.raises(KeyboardInterrupt):
+        run_comparison(load_single("main", own), Console(quiet=True))
+    assert len(list((tmp_path / "runs").glob("*/report.html"))) == 1
 
 
 def test_an_error_on_fake_tensors_of_one_configuration_does_not_end_the_search(

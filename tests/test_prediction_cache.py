@@ -94,7 +94,7 @@ def test_an_edited_configuration_is_predicted_anew(tmp_path: Path, monkeypatch: 
 
 
 def test_what_a_weight_decay_copies_is_not_answered_from_the_cache(folder: Path) -> None:
-    """torch's SGD over lists of tensors adds the decayed weights to a copy of all gradients."""
+    """Torch's SGD over lists of tensors adds the decayed weights to a copy of all gradients."""
     sgd = {"optimizer": "sgd", "optimizer_implementation": "foreach", "micro_batch_size": 1, "sequence_length": 8}
     plain, decayed = (predict(tiny(**sgd, weight_decay=decay), CPU).peak_allocated_bytes for decay in (0.0, 0.01))
     assert decayed > plain

@@ -21,7 +21,7 @@ from pipeline.config.entry_points import FOLDER
 from pipeline.config.experiment import make_experiment
 from pipeline.config.variants import read_yaml
 from pipeline.memory.breakdown import NUM_LARGEST_THEN
-from pipeline.report.answers import answer, command, command_title, headlines, short_answer
+from pipeline.report.answers import answer, commands, headlines, short_answer
 from pipeline.report.changes import change_text
 from pipeline.report.command import command_of
 from pipeline.report.comparison import MOST_SHOWN, ComparisonFindings, comparison_report
@@ -135,11 +135,12 @@ def test_the_answer_is_a_sentence_figures_and_a_command() -> None:
         "largest loss difference": "0",
         "completed": "3 of 6 runs",
     }
-    assert command({"it": shown}) == command_of("main", shown[2].params)
+    assert [line for _, line in commands({"it": shown})] == [command_of("main", shown[2].params)]
     in_budget = [replace(row, params={**row.params, "budget": "90MiB"}) for row in shown]
     assert answer(in_budget) == f"3 of 6 trained within the budget of 90MiB. {answer(shown)}"
     assert answer([*in_budget[:5], shown[5]]) == answer(shown), "one of them had no budget"
-    assert command_title({"it": shown}) == f"Run again ({LONG}B)"
+    [(title, _)] = commands({"it": shown})
+    assert title == f"Run again ({LONG}B)"
 
 
 def test_losses_of_other_models_or_data_are_not_compared() -> None:
@@ -164,7 +165,7 @@ def test_a_difference_within_noise_is_no_finding() -> None:
     assert answer(found["it"]) == "None uses less memory than plain. None is faster than plain beyond noise."
     figures = {one.title: (one.value, one.detail) for one in headlines(found)}
     assert figures["least time per sample"] == ("1 s", "plain, the baseline; others: no difference beyond noise")
-    assert command(found) == command_of("main", plain.params) and command_title(found) == "Run again (plain)"
+    assert commands(found) == (("Run again (plain)", command_of("main", plain.params)),)
     [plot] = tradeoff_plots(found)
     assert colours_of(plot) == {"memory": {LESS, MORE}, "time": {GREY}}
 
@@ -257,8 +258,8 @@ def test_the_figures_of_one_run_are_its_costs() -> None:
     findings = ComparisonFindings(entry="main", question="?", rows=(measured(row, 10, 0.5),), environment={})
     assert list(values_of(findings)) == ["peak memory", "time per optimizer step", "final loss", "held-out loss"]
     assert values_of(findings)["peak memory"] == "10 MiB"
-    found = comparison_report(findings).command
-    assert found is not None and found.startswith("fitproof profiling ")
+    [(_, line)] = comparison_report(findings).commands
+    assert line.startswith("fitproof profiling ")
 
 
 def test_a_command_makes_the_same_run_again() -> None:
@@ -303,7 +304,7 @@ def test_several_comparisons_have_a_figure_for_each_baseline_and_the_first_is_th
     found = {"batch_of_32": main, "growing_batch": [plain, fast]}
     assert [plot.name for plot in tradeoff_plots(found)] == ["changes_batch_of_32", "changes_growing_batch"]
     assert [one.value for one in headlines(found)][:2] == ["40 MiB", "1 s"]
-    assert command(found) == command_of("main", small.params)
+    assert [line for _, line in commands(found)] == [command_of("main", small.params)]
 
 
 def test_a_name_that_is_too_long_keeps_its_end() -> None:

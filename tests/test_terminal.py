@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 import time
 from itertools import pairwise
 from unittest.mock import Mock
@@ -66,10 +67,12 @@ def test_a_notebook_without_widgets_has_lines(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.quick
 def test_short_work_is_not_said() -> None:
-    out = io.StringIO()
+    out, before = io.StringIO(), {*threading.enumerate()}
     with listening(ProgressBar(Console(file=out))), progress("reading"):
-        pass
+        [thread] = {*threading.enumerate()} - before
     assert out.getvalue() == ""
+    thread.join(timeout=10)
+    assert not thread.is_alive(), "it ends with the work"
 
 
 @pytest.mark.quick

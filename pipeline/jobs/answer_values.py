@@ -13,7 +13,7 @@ from pipeline.report.findings import Findings
 from pipeline.report.profile import ProfilingFindings
 from pipeline.report.simulations import SimulationComparison
 from pipeline.searching.results import SearchFindings
-from pipeline.training.metrics import Row, common_settings
+from pipeline.training.metrics import Row, common_settings, speed_in
 from pipeline.training.time_differences import time_change
 
 OF_THE_BEST = (
@@ -83,7 +83,7 @@ def _fastest(rows: Sequence[Row]) -> Row | None:
     """Return the fastest run that completed within its budget, else that of all that completed; None without any."""
     completed = [row for row in rows if row.completed]
     within = [row for row in completed if row.outcome is Outcome.OK]
-    return max(within or completed, key=lambda row: row.metrics.get("tokens_per_second", 0.0), default=None)
+    return max(within or completed, key=lambda row: speed_in(row.metrics) or 0.0, default=None)
 
 
 def _of_simulation(findings: Simulation) -> dict[str, float]:

@@ -73,20 +73,17 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
             text = f"going on from {plan.resume}, after {num_taken} of {first.num_steps} optimizer steps"
             say(console, text, "dim")
         say(console, measuring.amount, "dim")
-        is_whole = False
+        whole = None
         try:
             measuring.run_all()
             measuring.run_again()
-            is_whole = True
-        finally:
+            whole = measuring.findings()
+            with progress("predicting the memory of other lengths"):
+                whole = _with_predictions(plan, whole)
+        finally:  # whoever has pressed Ctrl-C does not wait for runs or predictions
             if measuring.rows:
                 measuring.send_times()
-                findings = measuring.findings()
-                if is_whole:
-                    with progress("predicting the memory of other lengths"):
-                        findings = _with_predictions(plan, findings)
-                else:  # whoever has pressed Ctrl-C does not wait for predictions
-                    findings = replace(findings, interrupted=measuring.progress)
+                findings = whole or replace(measuring.findings(), interrupted=measuring.progress)
                 _report(findings, job, console)
         job.succeeded = findings.any_completed
     return findings
@@ -208,7 +205,8 @@ class _Measuring:
         saving = Saving(this.folder / "saved", self._plan.save_every, self._plan.resume)
         try:
             work = partial(train, saving=saving)
-            result, summary = self._measure(this, label, [observer], partial(_summarize, variant, baseline), work=work)
+            summarized = partial(summarize, variant.experiment, baseline)
+            result, summary = self._measure(this, label, [observer], summarized, work=work)
         finally:
             if saved := saving.newest:
                 say(self._console, f"saved: fitproof main --resume {saved} goes on from there", "dim")
@@ -295,11 +293,11 @@ def result_text(result: Result, summary: Summary) -> str:
     return f"{', '.join((result.outcome.value, *memory, *speed))} in {result.seconds_total:.1f} s"
 
 
-def _summarize(variant: Variant, baseline: Row | None, result: Result) -> Summary:
-    """Return the summary of a variant, with the metrics against the baseline if there is one, but for its times."""
+def summarize(experiment: Experiment, baseline: Row | None, result: Result) -> Summary:
+    """Return the summary of a run, with the metrics against the baseline if there is one, but for its times."""
     from pipeline.prediction.summary import summary  # imported after the training has started
 
-    own = summary(variant.experiment, result)
+    own = summary(experiment, result)
     if baseline is None or baseline.result is None:
         return own
     compared = against_baseline(result, dict(own.metrics), baseline.result, dict(baseline.metrics))

@@ -92,8 +92,8 @@ def make_plan_of_kinds(given: Mapping[str, Any]) -> PlanFindings:
 
     """
     own, asked, settings, _ = _read(given)
-    kinds = {name: settings for name, settings in own.kinds.items() if asked in (AUTO_KIND, name)}
-    return plan_kinds(kinds, own.compared.space, _shared_of_cards(settings, given), given)
+    kinds = {name: settings for name, settings in own.kinds.items() if asked.kind in (AUTO_KIND, name)}
+    return plan_kinds(kinds, own.compared.space, _shared_of_cards(settings, given), asked, given)
 
 
 def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
@@ -107,8 +107,8 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
     own, asked, settings, length = _read(given)
     shared = _shared(settings, given, console)
     experiments = {name: _experiment(own, shared, settings, SMALLEST) for name, settings in own.kinds.items()}
-    if asked != AUTO_KIND:
-        _check_kind(experiments[asked], own.kinds[asked])
+    if asked.kind != AUTO_KIND:
+        _check_kind(experiments[asked.kind], own.kinds[asked.kind])
     first = next(iter(experiments.values()))
     first.prepare()  # what is wrong with data or weights is said before anything is predicted
     planned: dict[str, Planned] = {}
@@ -118,7 +118,7 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
             advance(1)
     compared = run_comparison(_comparison(own, shared, planned), console)
     fitting = [name for name, plan in planned.items() if _skipped(plan) is None]
-    chosen = next(iter(fitting), None) if asked == AUTO_KIND else asked
+    chosen = next(iter(fitting), None) if asked.kind == AUTO_KIND else asked.kind
     found = None
     if chosen is not None:
         say(console, f"searching the fastest configuration of the kind {chosen}")
@@ -133,13 +133,13 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
     )
 
 
-def _read(given: Mapping[str, Any]) -> tuple[KindsSettings, str, dict[str, Any], dict[str, Any]]:
-    """Return the kinds, the one asked for, the settings that all share, and those of the search's length alone."""
+def _read(given: Mapping[str, Any]) -> tuple[KindsSettings, FinetuneSettings, dict[str, Any], dict[str, Any]]:
+    """Return the kinds, what is asked for, the settings that all share, and those of the search's length alone."""
     values = read_yaml(yaml_file(ENTRY))
     fields = KindsSettings.model_fields
     own = validate(KindsSettings, {name: values.pop(name) for name in fields if name in values}, ENTRY)
-    asked = str(given.get("kind", AUTO_KIND))
-    _check(own, asked, given)
+    asked = validate(FinetuneSettings, {k: v for k, v in given.items() if k in FinetuneSettings.model_fields}, ENTRY)
+    _check(own, asked.kind, given)
     of_config = _of_config(own, given)
     length = {name: of_config.pop(name) for name in LENGTH if name in of_config}
     return own, asked, merged(nested(values), of_config), length

@@ -10,7 +10,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.settings import Settings
 from pipeline.config.experiment import make_experiment
-from pipeline.config.given import dotted, merged, nested, validate
+from pipeline.config.given import dotted, merged, nested
 from pipeline.jobs.plan import AUTO_LENGTH, LENGTH, make_plan
 from pipeline.jobs.plan_settings import budget_bytes_on, targets
 from pipeline.planning.plan import CardPlan, PlanFindings
@@ -37,14 +37,15 @@ OF_CARDS = tuple(KindsOnCardsSettings.model_fields)
 """Names of these settings, which runs do not have."""
 
 
-def plan_kinds(kinds: Mapping[str, Values], space: Values, shared: Values, given: Values) -> PlanFindings:
+def plan_kinds(
+    kinds: Mapping[str, Values], space: Values, shared: Values, own: KindsOnCardsSettings, given: Values
+) -> PlanFindings:
     """Return the plan of each kind on the cards `gpu`.
 
     Raises:
         InvalidInputError: a setting or a card is wrong, or no kind can be planned.
 
     """
-    own = validate(KindsOnCardsSettings, {name: one for name, one in given.items() if name in OF_CARDS}, "finetune")
     gpu = str(own.gpu)
     plans: dict[str, PlanFindings] = {}
     reasons: dict[str, str] = {}

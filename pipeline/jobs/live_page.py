@@ -42,7 +42,7 @@ class LivePage:
         try:
             javascript()
             start = self._now()
-            report = replace(report_of(make_findings()), command=None)  # what it would run is written at the end
+            report = replace(report_of(make_findings()), commands=())  # what they run is written at the end
             page = to_html(report, f"{state}, written at {time.strftime('%H:%M:%S')}")
             write_atomically(self.file, page.encode())
             self._due = self._now() + (self._now() - start) / SHARE

@@ -9,10 +9,9 @@ from rich.console import Console
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
-from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import load_single
-from pipeline.jobs.comparison import StepProgress
+from pipeline.jobs.comparison import StepProgress, summarize
 from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.printing import say, say_notes
 from pipeline.runtime.environment import environment
@@ -21,7 +20,7 @@ from pipeline.runtime.run import Summarize, run
 from pipeline.runtime.run_folder import folder_name
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.job import open_job
-from pipeline.training.metrics import Row, Summary
+from pipeline.training.metrics import Row
 from pipeline.training.profiler import MemoryProfile, TimeProfile, profile_run
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def run_profiling(given: Mapping[str, Any], console: Console) -> "ProfilingFindi
             observers = [job.children.observer(), _Progress(advance, num_steps)]
             folder = job.folder / folder_name(variant.name)
             row, profile = measure_and_profile(
-                experiment, variant.name, folder, observers, partial(_summarize, experiment)
+                experiment, variant.name, folder, observers, partial(summarize, experiment, None)
             )
         with progress("making the report"):  # pandas and Altair are imported here, after the runs
             from pipeline.jobs.publish import publish
@@ -155,9 +154,3 @@ def findings_of(
         advice=advise(profiled_of(experiment, row, profile)),
         environment=about,
     )
-
-
-def _summarize(experiment: Experiment, result: Result) -> Summary:
-    from pipeline.prediction.summary import summary  # imported after the training has started
-
-    return summary(experiment, result)

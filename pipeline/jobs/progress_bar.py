@@ -63,17 +63,15 @@ class ProgressBar(Listener):
         self._pieces: list[_Piece] = []
         self._bar: Progress | None = None
         self._lock = threading.Lock()
-        self._has_begun = threading.Event()
         self._thread: threading.Thread | None = None
 
     def started(self, text: str, total: int) -> None:
         """Begin a piece of work."""
         with self._lock:
             self._pieces.append(_Piece(text, total))
-        self._has_begun.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, daemon=True)
+                self._thread.start()
 
     def advanced(self, amount: int, detail: str = "") -> None:
         """Count what is done."""
@@ -85,8 +83,6 @@ class ProgressBar(Listener):
         """Remove the bar."""
         with self._lock:
             piece = self._pieces.pop()
-            if not self._pieces:
-                self._has_begun.clear()
             if self._bar is None:
                 return
             if piece.task is not None:
@@ -96,8 +92,11 @@ class ProgressBar(Listener):
                 self._bar = None
 
     def _watch(self) -> None:
-        while self._has_begun.wait():
+        while True:
             with self._lock:
+                if not self._pieces:
+                    self._thread = None
+                    return
                 for piece in self._pieces if self._has_bars else self._pieces[:1]:
                     self._show(piece)
             time.sleep(1 / REFRESHES_PER_SECOND)

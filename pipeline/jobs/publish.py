@@ -34,9 +34,10 @@ def publish(findings: Findings, job: Job, console: Console, *, said: Sequence[st
         job.file(PAGE, to_html(report, source=source))
     job.describe(report.question, report.answer, to_markdown(report))
     _show_page(job, console)
-    if report.command is not None and not report.is_repeated:
-        console.print(f"{report.command_title[0].lower()}{report.command_title[1:]}:", highlight=False)
-        console.print(f"  {report.command}", highlight=False, soft_wrap=True)
+    if report.commands and not report.is_repeated:
+        title, line = report.commands[0]
+        console.print(f"{title[0].lower()}{title[1:]}:", highlight=False)
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
 
 
 def show(report: Report, console: Console, said: Sequence[str] = ()) -> None:

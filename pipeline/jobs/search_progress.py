@@ -44,18 +44,31 @@ class _Running:
         return f"step {self.last.step + 1} of {at_most}{num_steps}, loss {self.last.loss:.4f}: {self.run.name}"
 
 
-def lost_line(number: int, is_measured_again: bool) -> str:
-    """Return what follows from the death of a trial's worker."""
-    what = "it is measured again" if is_measured_again else "its configuration counts as crashed"
-    return f"trial {number + 1}: its worker died; {what}"
+class TrialLines(SearchObserver):
+    """Prints a line for each trial that has ended; `lost` is called with the number of one whose worker died."""
+
+    def __init__(self, console: Console, lost: Callable[[int], None]) -> None:
+        self._console, self._lost = console, lost
+
+    def trial(self, name: str, trial: Trial) -> None:
+        """Print a trial that has ended."""
+        self._print(f"{name}: {trial.summary}")
+
+    def lost(self, number: int, is_measured_again: bool) -> None:
+        """Print what follows for its configuration, and pass the number on."""
+        what = "it is measured again" if is_measured_again else "its configuration counts as crashed"
+        self._print(f"trial {number + 1}: its worker died; {what}")
+        self._lost(number)
+
+    def _print(self, line: str) -> None:
+        say(self._console, line, "dim")
 
 
-class SearchProgress(SearchObserver):
+class SearchProgress(TrialLines):
     """Shows a search in the terminal, or as plain lines where there is none; a context manager.
 
     The events of one run come from one thread; several threads may run trials at the same time. `between_runs` is
-    called before each trial and after each run of the verification, and `lost` with the number of a trial whose worker
-    died.
+    called before each trial and after each run of the verification.
     """
 
     def __init__(
@@ -66,7 +79,8 @@ class SearchProgress(SearchObserver):
         between_runs: Callable[[], None],
         lost: Callable[[int], None],
     ) -> None:
-        self._console, self._clock, self._between_runs, self._lost = console, clock, between_runs, lost
+        super().__init__(console, lost)
+        self._clock, self._between_runs = clock, between_runs
         self._running: dict[int, _Running] = {}
         """By the thread that receives the events of the run."""
         self._best: Trial | None = None
@@ -123,15 +137,6 @@ class SearchProgress(SearchObserver):
         self._clock.end(self._running.pop(threading.get_ident()).activity)
         self._state = "storing the result"
 
-    def trial(self, name: str, trial: Trial) -> None:
-        """Print a trial that has ended."""
-        self._print(f"{name}: {trial.summary}")
-
-    def lost(self, number: int, is_measured_again: bool) -> None:
-        """Print what follows for its configuration, and pass the number on."""
-        self._print(lost_line(number, is_measured_again))
-        self._lost(number)
-
     def verified(self, name: str, result: Result) -> None:
         """Print a run of the verification that has ended."""
         self._print(f"{name}: {result.outcome} in {result.seconds_total:.1f} s")
@@ -163,6 +168,3 @@ class SearchProgress(SearchObserver):
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
         return Group(*lines, self._bar)
-
-    def _print(self, line: str) -> None:
-        say(self._console, line, "dim")

@@ -26,9 +26,9 @@ def sync(settings: SyncSettings, console: Console) -> int:
     from pipeline.tracking.sync import sync as send
 
     complete = True
-    for report in send(settings.output, others_ended=settings.others_ended):
-        console.print(report.text, highlight=False, soft_wrap=True)
-        complete = complete and report.is_complete
+    for text, is_sent in send(settings.output, others_ended=settings.others_ended):
+        console.print(text, highlight=False, soft_wrap=True)
+        complete = complete and is_sent
     if complete:
         console.print(f"nothing below {settings.output} is left to send", highlight=False)
     return 0 if complete else 1

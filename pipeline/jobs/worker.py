@@ -1,7 +1,6 @@
 """`fitproof worker`: measures trials of a search that runs in another process, until it is done."""
 
 import socket
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -9,17 +8,16 @@ from pydantic import Field, PositiveInt
 from rich.console import Console
 
 from pipeline.base.settings import RESULTS, Settings
-from pipeline.jobs.printing import say, say_notes
-from pipeline.jobs.search_progress import lost_line
+from pipeline.jobs.printing import say_notes
+from pipeline.jobs.search_progress import TrialLines
 from pipeline.runtime.fork_server import start_server
 from pipeline.searching.candidates import not_predicted_notes
-from pipeline.searching.loop import Search, SearchObserver, run_trials
+from pipeline.searching.loop import Search, run_trials
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.session import read_session
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.setup import make_sampler, problem_of
 from pipeline.searching.study import StoredStudy
-from pipeline.searching.trials import Trial
 from pipeline.searching.workers import local_workers
 
 SAME_MACHINE = (
@@ -46,20 +44,6 @@ class WorkerSettings(Settings):
     """Folder for the results of the trials of this machine."""
 
 
-class _Lines(SearchObserver):
-    """A line for each trial that has ended on this machine."""
-
-    def __init__(self, console: Console, lost: Callable[[int], None]) -> None:
-        self._console, self._lost = console, lost
-
-    def trial(self, name: str, trial: Trial) -> None:
-        say(self._console, f"{name}: {trial.summary}")
-
-    def lost(self, number: int, is_measured_again: bool) -> None:
-        say(self._console, lost_line(number, is_measured_again))
-        self._lost(number)
-
-
 def worker(settings: WorkerSettings, console: Console) -> int:
     """Measure trials until the search needs no more, and return the exit code 0.
 
@@ -83,7 +67,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     joined = join_job("search", session.run_id, session.tracking_uri, settings.output)
     with joined as (folder, children), study.storage_errors():
         proposer = make_proposer(problem, study, sampler)
-        lines = _Lines(console, partial(children.lost, study.key))
+        lines = TrialLines(console, partial(children.lost, study.key))
         search = Search(problem, study, proposer, folder, children.observer, lines, executors)
         if session.host == socket.gethostname():
             say_notes(console, (SAME_MACHINE + OWN_DEVICES[problem.base.device.type],))

@@ -95,16 +95,14 @@ def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
     return tuple(found)
 
 
-def command(comparisons: Mapping[str, Sequence[Row]]) -> str | None:
-    """Return the command that profiles the only run, or runs the best one again; None if none completed."""
+def commands(comparisons: Mapping[str, Sequence[Row]]) -> tuple[tuple[str, str], ...]:
+    """Return the command that profiles the only run, or runs the best one again, after what it does."""
     best = _best(comparisons)
-    return None if best is None else command_of("profiling" if _is_profiled(comparisons) else "main", best.params)
-
-
-def command_title(comparisons: Mapping[str, Sequence[Row]]) -> str:
-    """Return what that command does."""
-    best = _best(comparisons)
-    return "Profile it" if best is None or _is_profiled(comparisons) else f"Run again ({_name(best, comparisons)})"
+    if best is None:
+        return ()
+    if _is_profiled(comparisons):
+        return (("Profile it", command_of("profiling", best.params)),)
+    return ((f"Run again ({_name(best, comparisons)})", command_of("main", best.params)),)
 
 
 def _is_profiled(comparisons: Mapping[str, Sequence[Row]]) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.base.results import Outcome
 from pipeline.data._support.truncation import LengthBin, Truncation
-from pipeline.report.answers import answer, command, command_title, headlines, outcome_of, readable, short_answer
+from pipeline.report.answers import answer, commands, headlines, outcome_of, readable, short_answer
 from pipeline.report.changes import INTERVAL, change_in_table, interval_text
 from pipeline.report.lengths import lengths_section
 from pipeline.report.losses import losses_panel, seconds_panel
@@ -99,8 +99,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         question=findings.question,
         answer=" ".join(answers),
         headlines=headlines(by_comparison),
-        command=command(by_comparison),
-        command_title=command_title(by_comparison),
+        commands=commands(by_comparison),
         sections=tables_last(sections),
         environment=findings.environment,
         settings=common_settings([row.params for row in findings.rows]),

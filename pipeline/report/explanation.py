@@ -19,7 +19,7 @@ SAME_SHARE = 0.02
 def explanation_report(explanation: Explanation) -> Report:
     """Return the report; the memory of the simulation follows the table of what was tried."""
     simulated = simulation_report(explanation.simulation)
-    tries = explanation.tries
+    tries, line = explanation.tries, shlex.join(explanation.answer_command)
     tried = (Section(title="what was tried", tables=(_tries_table(tries),)),) if tries else ()
     return replace(
         simulated,
@@ -27,8 +27,7 @@ def explanation_report(explanation: Explanation) -> Report:
         question=f"Why does `{shlex.join(explanation.simulation.command)}` run out of memory, and what fits?",
         answer=answer(explanation),
         headlines=_headlines(explanation),
-        command=None if explanation.answer is None else shlex.join(explanation.answer_command),
-        command_title="Run it with the smallest change that fits",
+        commands=() if explanation.answer is None else (("Run it with the smallest change that fits", line),),
         settings={**simulated.settings, "message": " ".join(sentences(explanation.message))},
         sections=(*tried, *(section.on_page_alone() for section in simulated.sections)),
     )

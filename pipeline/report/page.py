@@ -126,14 +126,10 @@ class Report:
     """The answer as figures."""
     lead: str | None = None
     """The answer in words beside these figures; `answer` where it is None."""
-    command: str | None = None
-    """The command that goes on from the answer, in the job's folder."""
-    command_title: str = "Run it"
-    """What the command does."""
-    elsewhere: str | None = None
-    """The command that says what fits another card, without one."""
+    commands: tuple[tuple[str, str], ...] = ()
+    """What goes on from the answer, in the job's folder: what each command does, and its line."""
     is_repeated: bool = False
-    """Whether that is the command that was given, which the terminal need not show again."""
+    """Whether the first is the command that was given, which the terminal need not show again."""
 
     @property
     def subject(self) -> str:

@@ -59,7 +59,6 @@ def plan_report(findings: PlanFindings) -> Report:
     sizes = " or ".join(map(str, findings.effective_batch_sizes))
     how_long = any(card.lengths_up_to for card in findings.cards)
     begin = f"How long may sequences of {findings.model} be" if how_long else f"What would {findings.model} need"
-    command, title = _command(findings)
     return Report(
         entry=findings.entry,
         question=(
@@ -69,8 +68,7 @@ def plan_report(findings: PlanFindings) -> Report:
         answer=_answer_of_all(findings.cards, lead),
         headlines=figures,
         lead=lead,
-        command=command,
-        command_title=title,
+        commands=_commands(findings),
         sections=tuple(sections),
         environment=findings.environment,
         settings=findings.settings,
@@ -125,14 +123,16 @@ def _first(cards: Sequence[CardPlan]) -> tuple[CardPlan, PlannedRow]:
     return min(found, key=lambda pair: pair[0].order(pair[1]))
 
 
-def _command(findings: PlanFindings) -> tuple[str | None, str]:
-    """Return the command that goes on from the plan, with what it does; None if nothing fits."""
-    if findings.command or not any(card.recommended for card in findings.cards):
-        return findings.command, "Search the fastest configuration there"
+def _commands(findings: PlanFindings) -> tuple[tuple[str, str], ...]:
+    """Return what the command does that goes on from the plan, and its line; none if nothing fits."""
+    if findings.command is not None:
+        return (("Search the fastest configuration there", findings.command),)
+    if not any(card.recommended for card in findings.cards):
+        return ()
     card, best = _first(findings.cards)
     command, num_machines = _command_on(card, best, findings)
     machines = "" if num_machines == 1 else ", once on each machine, with one of them as HOST"
-    return command, f"Run it on {card.card}{machines}"
+    return ((f"Run it on {card.card}{machines}", command),)
 
 
 def _command_on(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tuple[str, int]:

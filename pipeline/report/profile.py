@@ -60,8 +60,7 @@ def profiling_report(findings: ProfilingFindings) -> Report:
         question=findings.question,
         answer=_answer(findings),
         headlines=_headlines(findings),
-        command=_command(findings),
-        command_title="Profile it again" if _tried(findings) is None else "Profile it with that setting",
+        commands=(_command(findings),),
         sections=(
             *_advice(findings),
             Section(title="memory and time", plots=tuple(plots), notes=(*notes([findings.row]), *_time_notes(time))),
@@ -99,10 +98,11 @@ def _headlines(findings: ProfilingFindings) -> tuple[Headline, ...]:
     return tuple(found)
 
 
-def _command(findings: ProfilingFindings) -> str:
+def _command(findings: ProfilingFindings) -> tuple[str, str]:
     """Return the command that profiles the configuration again, with the setting to try if there is one."""
     tried = _tried(findings)
-    return command_of("profiling", findings.row.params, None if tried is None else _changes(tried))
+    line = command_of("profiling", findings.row.params, None if tried is None else _changes(tried))
+    return "Profile it again" if tried is None else "Profile it with that setting", line
 
 
 def _tried(findings: ProfilingFindings) -> Advice | None:

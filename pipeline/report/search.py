@@ -167,8 +167,7 @@ def search_report(findings: SearchFindings) -> Report:
         answer=answer(findings),
         headlines=() if best is None else _headlines(findings, best),
         lead=_lead(findings),
-        command=None if best is None else findings.command,
-        elsewhere=None if best is None else _elsewhere(findings),
+        commands=() if best is None else _commands(findings),
         sections=(
             Section(title=plane.title, plots=(plane,)),
             Section(title="why this one, and how sure it is", plots=plots, notes=_notes(findings)),
@@ -180,8 +179,12 @@ def search_report(findings: SearchFindings) -> Report:
     )
 
 
+def _commands(findings: SearchFindings) -> tuple[tuple[str, str], ...]:
+    """Return the commands that run the answer, and that say what of its training fits another card."""
+    return (("Run it", findings.command), ("What fits another card", _elsewhere(findings)))
+
+
 def _elsewhere(findings: SearchFindings) -> str:
-    """Return the command that says what of the answer's training fits another card."""
     own = findings.settings.get("gpu") or findings.environment.get("device_name", "")
     other = "rtx4090" if "T4" in own else "t4"
     if findings.command == OWN_COMMAND:

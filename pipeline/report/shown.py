@@ -2,6 +2,7 @@
 
 import textwrap
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -64,7 +65,7 @@ class Shown:
             f"<p>{below} {len(table.frame)} rows in to_frame().</p>"
         )
 
-    @property
+    @cached_property
     def _report(self) -> Report:
         findings: Findings = self  # type: ignore[assignment]
         return report_of(findings)
@@ -114,7 +115,7 @@ class Finetuned(Shown):
     searched: Searched | None
     """The fastest configuration of that kind; None if nothing was measured."""
 
-    @property
+    @cached_property
     def _report(self) -> Report:
         of_kinds = self.kinds._report
         if self.searched is None:

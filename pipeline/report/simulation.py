@@ -58,8 +58,7 @@ def simulation_report(simulation: Simulation) -> Report:
         question=f"Does {_what(simulation)}{rank} fit {card}?",
         answer=answer(simulation),
         headlines=_headlines(simulation),
-        command=command,
-        command_title="Simulate it again",
+        commands=() if command is None else (("Simulate it again", command),),
         is_repeated=True,
         sections=(
             *([Section(title="what to try", suggestions=advice)] if advice else []),

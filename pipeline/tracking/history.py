@@ -1,11 +1,13 @@
 """Reads runs of the MLflow tracking store as the Rows of a report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.store.entities import PagedList
 from mlflow.tracking import get_tracking_uri
 
 from pipeline.base.errors import InvalidInputError
@@ -25,8 +27,8 @@ CONDITIONS = ("device_name", "torch", "transformers", "cuda", "allocator")
 """Tags that say under which conditions a run was measured."""
 OUTCOMES = {"FINISHED": Outcome.OK, "FAILED": Outcome.CRASHED}
 """What a run that says no outcome came to, by its status; one that is killed or still running is interrupted."""
-RUNS_IN_A_PAGE = 1000
-"""How many are read at once."""
+IN_A_PAGE = 1000
+"""Runs or experiments that are read at once."""
 
 
 class History:
@@ -35,7 +37,7 @@ class History:
     def __init__(self) -> None:
         try:
             self._client = connect()
-            self._names = {e.name: e.experiment_id for e in self._client.search_experiments()}
+            self._client.search_experiments(max_results=1)
         except Exception as error:  # any error of a store, its driver or its network
             raise unreachable(error) from error
 
@@ -74,11 +76,12 @@ class History:
             InvalidInputError: no experiment has this name, the filter is malformed, or no measured run matches.
 
         """
-        if experiment is not None and experiment not in self._names:
+        ids = {e.name: e.experiment_id for e in _all_pages(self._client.search_experiments)}
+        if experiment is not None and experiment not in ids:
             raise InvalidInputError(
-                f"no experiment is called {experiment!r}; the experiments are {', '.join(sorted(self._names))}"
+                f"no experiment is called {experiment!r}; the experiments are {', '.join(sorted(ids))}"
             )
-        experiments = list(self._names.values()) if experiment is None else [self._names[experiment]]
+        experiments = list(ids.values()) if experiment is None else [ids[experiment]]
         try:
             runs = self._search(experiments, filter_string or "")
         except MlflowException as error:
@@ -126,7 +129,7 @@ class History:
 
     def _steps(self, run: Run) -> list[StepRecord]:
         """Return the optimizer steps of which the loss and the time are known."""
-        series = {name: self._series(run, STEP + name) or self._series(run, name) for name in PER_STEP}
+        series = {name: self._series(run, STEP + name) for name in PER_STEP}
         steps = sorted(series["loss"].keys() & series["seconds"].keys())
         rates, norms, scales = (series[name] for name in ("learning_rate", "grad_norm", "loss_scale"))
         speeds, samples, paddings = (series[name] for name in SPEEDS)
@@ -160,16 +163,19 @@ class History:
 
     def _search(self, experiments: list[str], filter_string: str) -> list[Run]:
         """Return all runs that the filter lets through, newest first; one that starts meanwhile moves the others on."""
-        found: dict[str, Run] = {}
-        page, order = None, ["attributes.start_time DESC"]
-        while True:
-            runs = self._client.search_runs(
-                experiments, filter_string, ViewType.ACTIVE_ONLY, RUNS_IN_A_PAGE, order, page_token=page
-            )
-            found |= {run.info.run_id: run for run in runs}
-            page = runs.token
-            if not page:
-                return list(found.values())
+        newest_first = ["attributes.start_time DESC"]
+        active = ViewType.ACTIVE_ONLY
+        search = partial(self._client.search_runs, experiments, filter_string, active, order_by=newest_first)
+        return list({run.info.run_id: run for run in _all_pages(search)}.values())
+
+
+def _all_pages(search: Callable[..., PagedList[Any]]) -> Iterator[Any]:
+    """Yield all that a search finds, of which MLflow returns a page at a time."""
+    found = search(max_results=IN_A_PAGE)
+    yield from found
+    while found.token:
+        found = search(max_results=IN_A_PAGE, page_token=found.token)
+        yield from found
 
 
 def is_simulation(run: Run) -> bool:

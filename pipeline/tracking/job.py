@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -283,7 +282,7 @@ def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | 
     folder = _make_folder(output, entry)
     try:
         client, run = _adopt_or_create(entry, f"{entry} {subject}")
-    except InvalidInputError:
+    except BaseException:  # Ctrl-C too
         folder.rmdir()
         raise
     sender = Sender(client)
@@ -328,8 +327,9 @@ def _manifest_of(run: MlflowRun, client: MlflowClient) -> Manifest:
 def _make_folder(output: Path, entry: str) -> Path:
     """Return a new folder for the files of a job."""
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"{time.strftime('%Y%m%d-%H%M%S')}-{entry}-", dir=output))
+        folder = output / f"{time.strftime('%Y%m%d-%H%M%S')}-{entry}-{uuid.uuid4().hex[:8]}"
+        folder.mkdir(parents=True)  # with the usual rights: whoever may read the folder above may read the page
+        return folder
     except OSError as error:
         raise InvalidInputError(
             f"the output folder must be writable, and {output} is not ({error.strerror}); set output to another"
@@ -340,14 +340,19 @@ def _adopt_or_create(entry: str, name: str) -> tuple[MlflowClient, Any]:
     """Return the client and the run: the one that `mlflow run` has created for this job, or a new one."""
     try:
         client = connect()
-        if given := take_run_of_job():
-            run = client.get_run(given)
+        given = take_run_of_job()
+        if given is None:
+            experiment_id = find_or_create(client)
+            set_kind(client, experiment_id)
+            run = client.create_run(experiment_id, tags={**resolve_tags(), "technique": entry}, run_name=name)
         else:
-            run = client.create_run(find_or_create(client), tags=resolve_tags(), run_name=name)
-        set_kind(client, run.info.experiment_id)
-        client.set_tag(run.info.run_id, "technique", entry)
-        if RANDOM_NAME.fullmatch(run.info.run_name or ""):
-            client.set_tag(run.info.run_id, "mlflow.runName", name)
+            run = client.get_run(given)
+            set_kind(client, run.info.experiment_id)
+            client.set_tag(given, "technique", entry)
+            if RANDOM_NAME.fullmatch(run.info.run_name or ""):
+                client.set_tag(given, "mlflow.runName", name)
+    except InvalidInputError:
+        raise
     except Exception as error:  # any error of a store, its driver or its network
         raise unreachable(error) from error
     return client, run

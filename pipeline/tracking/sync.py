@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -21,17 +20,8 @@ JOB_FOLDERS = "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-*-*"
 """The names of the folders that jobs make."""
 
 
-@dataclass(frozen=True)
-class SyncReport:
-    """The result of sending one run."""
-
-    text: str
-    is_complete: bool
-    """Whether MLflow has all of it."""
-
-
-def sync(output: Path, *, others_ended: bool = False) -> Iterator[SyncReport]:
-    """Send each run below `output` whose process has ended, and yield a report of each.
+def sync(output: Path, *, others_ended: bool = False) -> Iterator[tuple[str, bool]]:
+    """Send each run below `output` whose process has ended; yield a sentence on each, and whether MLflow has all of it.
 
     `others_ended` says that processes of other machines have, which cannot be seen from here.
 
@@ -64,33 +54,33 @@ def send_abandoned(output: Path, uri: str, client: MlflowClient) -> None:
 
 def _sync_one(
     path: Path, clients: dict[str, MlflowClient], unreachable: dict[str, Exception], others_ended: bool
-) -> SyncReport:
+) -> tuple[str, bool]:
     try:
         run = UnsentRun.read(path)
     except FileNotFoundError:
-        return SyncReport(f"{path.parent}: sent by its own process", is_complete=True)
+        return f"{path.parent}: sent by its own process", True
     except (OSError, ValueError) as unreadable:
         text = f"{path} cannot be read ({first_line(unreadable)}); the results are in the files next to it"
-        return SyncReport(text, is_complete=False)
+        return text, False
     uri = run.manifest.uri
     owner = run.manifest.owner
     if owner is not None and not is_here(owner):
         if not others_ended:
             unseen = f"of a process on {owner['host']}, which cannot be seen from here"
             remedy = "run sync there or, if it has ended, set --others_ended true"
-            return SyncReport(f"{path.parent}: {unseen}; {remedy}", is_complete=False)
+            return f"{path.parent}: {unseen}; {remedy}", False
     elif not _is_abandoned(run):
-        return SyncReport(f"{path.parent}: skipped: another process is sending it", is_complete=True)
+        return f"{path.parent}: skipped: another process is sending it", True
     _end(run)
     error = unreachable.get(uri) or _send(run, clients)
     if error is None:
-        return SyncReport(f"{path.parent}: sent", is_complete=True)
+        return f"{path.parent}: sent", True
     if is_refusal(error):
         remedy = f"delete {path} to skip it in future"
     else:
         unreachable[uri] = error
         remedy = "run sync again when the store is back"
-    return SyncReport(f"{path.parent}: {uri} did not accept it ({first_line(error)}); {remedy}", is_complete=False)
+    return f"{path.parent}: {uri} did not accept it ({first_line(error)}); {remedy}", False
 
 
 def _send(run: UnsentRun, clients: dict[str, MlflowClient]) -> Exception | None:

@@ -133,8 +133,9 @@ class UnsentRun:
                     failing.add(is_artifact)
             else:
                 self._sent.add(part)
-        if first_error is None and self.manifest.status is not None and not list(self._left(client, run_id)):
-            (self.folder / NAME).unlink(missing_ok=True)
+        with self._lock:  # nothing is added between the look and the deletion
+            if first_error is None and self.manifest.status is not None and not list(self._left(client, run_id)):
+                (self.folder / NAME).unlink(missing_ok=True)
         return first_error
 
     @property
