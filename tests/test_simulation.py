@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,31 @@ def test_what_the_machine_lacks_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         library_for(torch)
 
 
+def write_torch(python: Path) -> None:
+    """Write what pip leaves of torch in the environment of an interpreter."""
+    folder = next(python.parents[1].glob("lib/python*/site-packages")) / "torch-1.dist-info"
+    folder.mkdir(exist_ok=True)
+    own = installer.version("torch").partition("+")[0]
+    (folder / "METADATA").write_text(
+        f"Name: torch\nVersion: {own}\nRequires-Dist: triton==3.7.1; platform_system == 'Linux'\n"
+    )
+
+
+def test_commands_that_install_at_once_make_one_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
+    asked = list[str]()
+
+    def pip(python: Path, *requirements: str) -> None:
+        asked.append(requirements[0])
+        time.sleep(0.2)
+        write_torch(python)
+
+    monkeypatch.setattr(installer, "_pip", pip)
+    with ThreadPoolExecutor(2) as commands:
+        first, second = commands.map(lambda _: installer.install(), range(2))
+    assert first == second and [name.partition("=")[0] for name in asked] == ["torch", "triton"]
+
+
 def test_an_environment_counts_as_installed_once_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,12 +192,7 @@ def test_an_environment_counts_as_installed_once_it_is_complete(
         asked.append(requirements[0])
         if len(asked) in (1, 3):
             raise InvalidInputError("there is no network")
-        folder = next(python.parents[1].glob("lib/python*/site-packages")) / "torch-1.dist-info"
-        folder.mkdir(exist_ok=True)
-        own = installer.version("torch").partition("+")[0]
-        (folder / "METADATA").write_text(
-            f"Name: torch\nVersion: {own}\nRequires-Dist: triton==3.7.1; platform_system == 'Linux'\n"
-        )
+        write_torch(python)
 
     monkeypatch.setattr(installer, "_pip", pip)
     for _ in range(2):

@@ -7,6 +7,7 @@ It installs torch without NVIDIA's libraries, whose place the simulated card tak
 torch.compile and has the headers of CUDA. All other packages are those of the environment that runs this.
 """
 
+import fcntl
 import re
 import subprocess
 import sys
@@ -35,7 +36,12 @@ def install(folder: Path | None = None, torch_version: str | None = None) -> Pat
 
     """
     wanted = torch_version or _own_version()
-    folder = folder or _default_folder(wanted)
+    with (cache_folder() / "install.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # one process at a time: another's half of an environment would be removed
+        return _install(folder or _default_folder(wanted), wanted)
+
+
+def _install(folder: Path, wanted: str) -> Path:
     python = folder / "bin" / "python"
     packages = _packages(folder)
     torch = _installed_torch(packages)
