@@ -249,7 +249,7 @@ def test_divisors_make_the_effective_batch_exact() -> None:
             "sampler must be 'predictive', 'tpe', 'gp', 'random', 'brute' or 'nsga2', and is 'bayes'",
         ),
         ({"num_trials": 0}, "num_trials must be greater than 0"),
-        ({"ray_address": "auto"}, "needs executor=ray, and executor is local; set executor=ray, or leave ray_address"),
+        ({"ray_address": "auto"}, "ray_address must go with executor=ray, or be left out where executor is local"),
         ({"verify_steps": 2, "timing_warmup_steps": 2}, "2 is not more than 2; set verify_steps=3 or more, or 0"),
     ],
 )

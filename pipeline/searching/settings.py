@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from pipeline.base.settings import RESULTS, Settings
 from pipeline.config.settings import RunSettings
@@ -50,6 +50,13 @@ class SearchSettings(SpaceSettings):
     """URL of the Optuna storage that keeps the study."""
     study: str = AUTO_STUDY
     """Name of the study in that storage; auto: derived from the settings, so the same command resumes its study."""
+
+    @field_validator("ray_address")
+    @classmethod
+    def _is_of_ray(cls, value: str | None, others: ValidationInfo) -> str | None:
+        if value is not None and others.data.get("executor") == "local":
+            raise ValueError("must go with executor=ray, or be left out where executor is local")
+        return value
 
 
 class CommandSettings(Settings):

@@ -23,10 +23,6 @@ def open_workers(problem: Problem) -> Iterator[Sequence[Execute]]:
     """
     settings = problem.settings
     if settings.executor == "local":
-        if settings.ray_address is not None:
-            raise InvalidInputError(
-                "ray_address needs executor=ray, and executor is local; set executor=ray, or leave ray_address out"
-            )
         yield local_workers(problem)
         return
     if problem.is_device_named:
