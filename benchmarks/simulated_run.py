@@ -45,13 +45,17 @@ def measured(experiment: Experiment) -> dict[str, Any]:
     }
 
 
+def answer(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what is predicted, or measured, of a short run with these settings."""
+    experiment = make_experiment(merged(nested(SHORT), nested(settings)), "main")
+    return {"predict": predicted, "measure": measured}[kind](experiment)
+
+
 def main() -> None:
     """Answer every task."""
     for line in sys.stdin:
-        task = json.loads(line)
         try:
-            experiment = make_experiment(merged(nested(SHORT), nested(task["settings"])), "main")
-            reply = {"predict": predicted, "measure": measured}[task["kind"]](experiment)
+            reply = answer(**json.loads(line))
         except Exception:
             reply = {"error": traceback.format_exc()}
         print(json.dumps(reply), flush=True)

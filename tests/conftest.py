@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import hypothesis
@@ -63,10 +64,10 @@ IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 """Whether this process runs on a simulated card: see pipeline/simulation/README.md."""
 LONGEST = (
     *("simulation_values_cuda", "cuda_entry_points", "cuda_faults", "cuda_without_gpu", "simulation_cuda"),
-    *("data_parallel_cuda", "cuda_budget"),
-    *("entry_points", "simulate", "faults", "export", "compare", "worker_pool", "search_faults", "search_command"),
+    *("data_parallel_cuda", "cuda_budget", "cuda_predictions"),
+    *("entry_points", "simulate", "faults", "export", "worker_pool", "search_faults", "search_command"),
     *("explain", "docs", "fit_callback", "api", "gpu_memory", "export_trl", "ui", "levers", "simulated_ranks", "qlora"),
-    *("prediction", "comparison_noise", "user_functions", "lengths"),
+    *("compare", "prediction", "comparison_noise", "user_functions", "lengths"),
     *("prediction_cuda", "adapter", "check", "acquisition"),
 )
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
@@ -193,14 +194,13 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def card() -> Iterator[Any]:
-    """Give a simulated H200 that predicts and runs configurations; all files share it."""
+def card() -> Any:
+    """Give what predicts and runs configurations on the card of this process, a simulated H200."""
     if not IS_SIMULATED:
-        pytest.skip("the process that it starts needs the simulated card's environment")
-    from simulated_card import simulated_card  # of benchmarks/, which imports what few tests need
+        pytest.skip("needs simulated cards: make test-cuda")
+    from simulated_run import answer  # of benchmarks/, which imports what few tests need
 
-    with simulated_card("h200", expandable_segments=False) as started:
-        yield started
+    return SimpleNamespace(ask=answer)
 
 
 class OnCard(Protocol):

@@ -39,7 +39,7 @@ RUNS = {
     "t4": ("main", "combined"),
 }
 """The entry points that run on each card."""
-OF_ALL_CARDS = ("a100", "rtx4090")
+OF_ALL_CARDS = ("a100", "rtx4090", "t4")
 """Cards whose entry points only `make test-all` runs."""
 THIS = "h200"
 """The card that the tests themselves run as."""
@@ -102,6 +102,7 @@ def test_each_run_has_all_kinds_of_memory_and_its_prediction(card: str, entry: s
         assert_is_measured(run, CARDS[card].name, name)
 
 
+@pytest.mark.slow
 def test_a_format_that_a_card_does_not_support_is_skipped_with_the_reason(finished_on: FinishedOn) -> None:
     project, done = finished_on("t4")
     said = " ".join(done["combined"].stdout.split())
@@ -172,6 +173,7 @@ def largest_held(snapshot_file: Path) -> int:
     return max(held)
 
 
+@pytest.mark.slow
 def test_a_value_that_a_card_does_not_support_is_refused_or_leaves_the_space(finished_on: FinishedOn) -> None:
     project, done = finished_on("t4")
     refused, searched = (done[name] for name in WITHOUT_BF16)

@@ -52,6 +52,7 @@ def test_the_memory_of_a_rank_on_a_card_is_predicted(
         assert sharded < whole  # in the same precision
 
 
+@pytest.mark.slow
 def test_more_processes_than_cards_are_refused(on_card: OnCard) -> None:
     words = ("-m", "fitproof", "main", "--device", "cuda", "--model", "gpt2-nano", "--world_size", "3")
     done = on_card("t4", *words, "--micro_batch_size", "1", num_devices=2)

@@ -21,7 +21,7 @@ from pipeline.config.entry_points import FOLDER
 from pipeline.config.variants import read_yaml
 from pipeline.data._support.chat_template import TEMPLATE
 from pipeline.jobs.finetune import finetune, make_plan_of_kinds
-from pipeline.jobs.finetune_plan import plan_kinds
+from pipeline.jobs.finetune_plan import KindsOnCardsSettings, plan_kinds
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import read_findings
 from pipeline.searching.results import SearchFindings
@@ -278,7 +278,7 @@ def test_kinds_of_a_model_without_the_leanest_levers_are_planned(values: dict[st
         "sequence_length": 64,
     }
     settings = {**shared, "budget": "1GiB"}
-    [card] = plan_kinds({"full": {}}, space, settings, {**shared, "gpu": "cpu"}).cards
+    [card] = plan_kinds({"full": {}}, space, settings, KindsOnCardsSettings(gpu="cpu"), shared).cards
     assert card.recommended is not None and {row.choice["loss_kernel"] for row in card.rows} == {"full"}
 
 

@@ -543,12 +543,13 @@ def test_ctrl_c_ends_a_run_on_a_card_that_has_no_terminal(folder: Path) -> None:
 
 
 @needs_cuda_build
-def test_a_command_that_cannot_be_simulated_is_tried_once(folder: Path) -> None:
+def test_a_command_that_cannot_be_simulated_is_tried_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "fails.py").write_text("raise ValueError('not on a card')\n")
-    made = problem(f"{CUDA_PYTHON} fails.py {{--x}}")
-    command = made.runnable(made.space.choices[0])
-    first, again = (predict_commands([command], find_card("t4"), may_install=False)[0] for _ in range(2))
-    assert again is first and "not on a card" in str(first)
+    made = problem(f"{CUDA_PYTHON} fails.py {{--x}}", gpu="t4")
+    [first, *_] = made.predicted(made.unpredicted(made.space.choices[:1]))
+    assert "not on a card" in str(first.not_predicted)
+    monkeypatch.setattr("pipeline.searching.command_problem.predict_commands", None)  # it is not called any more
+    assert made.predicted([first])[0].not_predicted == first.not_predicted
 
 
 COMPILED = """

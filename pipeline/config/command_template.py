@@ -1,7 +1,6 @@
 """The template of a command: `{name}` and `{name:value,value}` stand for values, `{--flag}` for a flag or nothing."""
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -23,6 +22,8 @@ from pipeline.config.settings import discover
 from pipeline.config.space import MICRO_BATCH, Choice, Value
 
 PLACEHOLDER = re.compile(r"\{(?P<flag>--)?(?P<name>[A-Za-z_][\w.-]*)(?::(?P<values>[^{}]*))?\}")
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""A number as JSON and TOML write it."""
 PROCESSES = re.compile(r"--(nproc[-_]per[-_]node|num[-_]processes|nnodes)(=(?P<value>\d+))?")
 """Options by which torchrun and accelerate are told how many processes and machines there are."""
 EXPANDED = re.compile(r"[a-z_]\w*:[\w.+-]+")
@@ -76,15 +77,20 @@ class Template:
 
         A placeholder without a value stays as it is written.
         """
-        known = {**values, **{file.path: file.path for file in self.patches}}
+        known = self._with_files(values)
         return tuple(filled for word in self.words for filled in _filled(word, known))
 
     def files_with(self, values: Mapping[str, Value]) -> dict[str, str]:
         """Return the text of each patched file, by its name in the command."""
+        known = self._with_files(values)
         return {
-            file.path: file.with_values({key: _read(_replaced(text, values)) for key, text in texts.items()})
+            file.path: file.with_values({key: _value_of(_replaced(text, known)) for key, text in texts.items()})
             for file, texts in self.patches.items()
         }
+
+    def _with_files(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Return values with those of placeholders that name a patched file."""
+        return {**values, **{file.path: file.path for file in self.patches}}
 
     def environment_with(self, values: Mapping[str, Value]) -> dict[str, str]:
         """Return the environment variables that have a value."""
@@ -242,12 +248,9 @@ def _replaced(text: str, values: Mapping[str, Value]) -> str:
     return PLACEHOLDER.sub(lambda match: _text(values[match["name"]]) if match["name"] in values else match[0], text)
 
 
-def _read(text: str) -> Any:
-    """Return a value of a file; PyYAML alone would take 2e-4 for text."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return yaml.safe_load(text)
+def _value_of(text: str) -> Any:
+    """Return a value of a file; PyYAML alone takes 2e-4 for text."""
+    return float(text) if EXPONENT.fullmatch(text) else yaml.safe_load(text)
 
 
 def _text(value: Value) -> str:

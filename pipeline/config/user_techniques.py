@@ -34,7 +34,8 @@ def is_user_technique(technique: Technique) -> bool:
 
 
 def _technique_of(name: str) -> type[Technique]:
-    found = classes_in(import_user_module(name, f"{VARIABLE}={name}", "a module", "path.to.module"), Technique)  # type: ignore[type-abstract]
+    module = import_user_module(name, f"{VARIABLE}={name}", "a module", "path.to.module")
+    found = classes_in(module, Technique)  # type: ignore[type-abstract]
     if len(found) != 1:
         raise InvalidInputError(
             f"a module of {VARIABLE} must define one subclass of pipeline.base.technique.Technique, and {name} defines "

@@ -73,6 +73,6 @@ def _of_tokens(ids_NT: Tensor, request: CorpusRequest) -> Prepared:
 
     def tokenize(store: Callable[[Encoded], None]) -> About:
         store(Encoded(tokens=tokens, lengths=np.full(len(ids_NT), length)))
-        return About(vocabulary_size=int(tokens.max()) + 1)
+        return About(vocabulary_size=int(ids_NT.max()) + 1)
 
     return prepare_tokens(tokenize, (source.digest,), source, replace(request, sequences="packed"))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveInt
 from rich.console import Console
@@ -15,7 +15,7 @@ from pipeline.config.entry_points import SPACES, yaml_file
 from pipeline.config.experiment import Experiment, family_of, make_experiment
 from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.config.settings import MODELS, AllSettings
-from pipeline.config.space import FOLLOWING
+from pipeline.config.space import FOLLOWING, Value
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
 from pipeline.jobs.comparison import run_comparison
 from pipeline.jobs.finetune_plan import KindsOnCardsSettings, plan_kinds
@@ -44,6 +44,8 @@ SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
 class FinetuneSettings(KindsOnCardsSettings, SearchSettings):
     """The settings that `finetune` adds to those of a run."""
 
+    space: dict[str, list[Value] | Literal["divisors", "auto"]] = Field(default={})
+    """Values to try of each setting in the search, by dotted name; none: those of search.yaml."""
     kind: str = AUTO_KIND
     """The kind of fine-tuning to search: one of those in finetune.yaml; auto: the first that fits the budget."""
 

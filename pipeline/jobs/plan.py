@@ -109,14 +109,15 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
             raise InvalidInputError(
                 f"all configurations of a plan share {name}, so it cannot be a dimension; make a plan for each value"
             )
+    prices = [price_per_hour(target, own.prices) for target, _ in planned]  # a wrong name is said before predictions
     cards = tuple(
         replace(
             _card_plan(target, budget, batch, space, own, lengths_up_to),
             effective_batch_size=batch["effective_batch_size"] if own.effective_batch_sizes else None,
             num_cards=(target.count or 1) if target.kind == "cuda" else 1,
-            price_per_hour=price_per_hour(target, own.prices),
+            price_per_hour=price,
         )
-        for (target, batch), (_, space) in zip(planned, spaces, strict=True)
+        for (target, batch), (_, space), price in zip(planned, spaces, prices, strict=True)
     )
     if not any(card.rows for card in cards):
         raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))

@@ -1,6 +1,5 @@
 """The longest sequences of configurations whose predicted memory fits a budget."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
+from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import why_not_predicted
@@ -57,6 +57,7 @@ def longest_of_each(
     """
     work = partial(_longest_or_error, target=target, budget_bytes=budget_bytes)
     if target.kind == "cuda":  # each length runs in a process of its own
+        context_bytes_of(target)  # it is measured once, by no thread beside another
         with ThreadPoolExecutor(num_cores()) as threads:
             futures = {threads.submit(work, one): number for number, one in enumerate(experiments)}
             try:
@@ -87,17 +88,16 @@ def _longest(experiment: Experiment, target: Hardware, budget_bytes: int) -> Lon
         return predict(with_length(length), target, example, budget_bytes=budget_bytes)
 
     lengths = range(MULTIPLE, largest_length(experiment) + 1, MULTIPLE)
-    reason = with_length(lengths[-1]).unsupported(target)
-    if reason is not None:
-        raise InvalidInputError(reason)
-    supported = lengths[bisect_left(lengths, True, key=lambda one: with_length(one).unsupported(target) is None) :]
+    supported = [length for length in lengths if with_length(length).unsupported(target) is None]
+    if not supported:
+        raise InvalidInputError(str(with_length(lengths[-1]).unsupported(target)))
     length, found, beyond = largest_fitting(supported, predicted, budget_bytes)
     next_peak_bytes = None if length is None or beyond is None else beyond.peak_bytes
     return Longest(with_length(length or supported[0]), found, next_peak_bytes)
 
 
 def largest_fitting(
-    lengths: Sequence[int], predicted: Callable[[int], Prediction], budget_bytes: int
+    lengths: list[int], predicted: Callable[[int], Prediction], budget_bytes: int
 ) -> tuple[int | None, Prediction, Prediction | None]:
     """Return the largest length that fits where the next one does not, and the predictions of both.
 

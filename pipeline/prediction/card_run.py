@@ -63,9 +63,10 @@ def cached_run(request: CardRequest) -> Prediction:
     """
     prepared = request.prepared or request.experiment.read_corpus()
     typical = typical_step(request.experiment, prepared)
+    experiment = request.experiment.with_random_weights("cpu")  # whose corpus is that of the model's own tokenizer
     asked = request.context_bytes, request.budget_bytes, typical
-    run = partial(run_on_card, request, prepared, typical)
-    return cached(request.experiment, request.target, prepared, asked, run, needs_breakdown=request.is_recorded)
+    run = partial(run_on_card, replace(request, experiment=experiment), prepared, typical)
+    return cached(experiment, request.target, prepared, asked, run, needs_breakdown=request.is_recorded)
 
 
 def run_on_card(request: CardRequest, prepared: Prepared, typical: TypicalStep) -> Prediction:

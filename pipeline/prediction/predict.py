@@ -85,7 +85,7 @@ def predict_on_card(
     free_bytes = target.memory_bytes - context
     requests = [
         CardRequest(
-            experiment=one.with_random_weights("cpu"),
+            experiment=one,
             target=target,
             context_bytes=context,
             budget_bytes=free_bytes if budget_bytes is None else min(budget_bytes, free_bytes),

@@ -45,7 +45,7 @@ class Shown:
         """Return the table of the answer: a row for each configuration, card, trial or process; none if it has none."""
         import pandas as pd
 
-        return pd.DataFrame() if self._table is None else self._table.frame
+        return pd.DataFrame() if self._table is None else self._table.frame.copy()
 
     def __repr__(self) -> str:
         """Return three lines: the question, the answer, and what to go on with."""

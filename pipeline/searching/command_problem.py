@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pipeline.config.command_template import Template, make_template
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import why_untimed
 from pipeline.config.given import validate, written
-from pipeline.config.space import MICRO_BATCH, Choice, Space, sentences
+from pipeline.config.space import MICRO_BATCH, Choice, Space, key_of, sentences
 from pipeline.config.variants import read_yaml
 from pipeline.memory.allocator_options import VARIABLES, are_segments_decided, with_expandable_segments
 from pipeline.memory.device import device_name, find_device, total_bytes
@@ -52,6 +52,8 @@ class CommandProblem(Problem):
     base: Command
     card: Card | None = None
     """The card on which the memory is simulated; None: it is only measured."""
+    failures: dict[tuple[tuple[str, Any], ...], InvalidInputError] = field(default_factory=dict)
+    """Why configurations could not be simulated: each is tried once."""
 
     def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return each configuration with assumed work, in their order."""
@@ -82,7 +84,7 @@ class CommandProblem(Problem):
         if self.settings.gpu is None or not all(one.not_predicted for one in candidates):
             return
         command = self.runnable(candidates[0].choice)
-        [outcome] = self._outcomes([command])  # again, for all that the command says
+        [outcome] = self._outcomes([command])  # which has all that the command says
         if isinstance(outcome, InvalidInputError):
             raise InvalidInputError(f"no configuration can be simulated: {outcome}\nit was: {command.line}")
 
@@ -95,12 +97,16 @@ class CommandProblem(Problem):
         """
         if self.card is None:
             return [InvalidInputError(NOT_PREDICTED)] * len(commands)
+        untried = [one for one in commands if key_of(one.choice) not in self.failures]
         try:
-            return predict_commands(commands, self.card, self.settings.install)
+            found = predict_commands(untried, self.card, self.settings.install) if untried else []
         except InvalidInputError as error:
             if self.settings.gpu is not None:
                 raise
             return [error] * len(commands)  # this machine's own card is measured in any case
+        outcomes = {key_of(one.choice): outcome for one, outcome in zip(untried, found, strict=True)}
+        self.failures.update({key: one for key, one in outcomes.items() if isinstance(one, InvalidInputError)})
+        return [({**outcomes, **self.failures})[key_of(one.choice)] for one in commands]
 
     def runnable(self, choice: Choice) -> Command:
         """Return the command of a configuration."""

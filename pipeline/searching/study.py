@@ -227,7 +227,7 @@ class StoredStudy:
         attempt.number, known = trial.number, trial.user_attrs
         try:
             record = measure(
-                trial.number, Proposal(dict(trial.params), known[PREDICTED], bool(known.get(NUM_EARLIER_RUNS)))
+                trial.number, Proposal(dict(trial.params), known.get(PREDICTED), bool(known.get(NUM_EARLIER_RUNS)))
             )
         except BaseException as error:
             with suppress(UpdateFinishedTrialError):
@@ -326,7 +326,7 @@ class StoredStudy:
         self._lost.put((trial.number, tries < TRIES))
         shared = {"params": trial.params, "distributions": trial.distributions}
         if tries < TRIES:
-            kept = {name: trial.user_attrs.get(name) for name in (NUM_EARLIER_RUNS, PREDICTED)}
+            kept = {name: known for name, known in trial.user_attrs.items() if name in (NUM_EARLIER_RUNS, PREDICTED)}
             study.add_trial(create_trial(state=TrialState.WAITING, user_attrs={**kept, TRY: tries + 1}, **shared))
             return
         detail = f"the worker died in {tries} trials of this configuration"

@@ -15,7 +15,7 @@ OUTCOME = "outcome"
 """Attribute of a trial: how its run ended."""
 DETAIL, METRICS = "detail", "metrics"
 """User attributes of a trial: why it did not complete, and its summary metrics."""
-NUM_EARLIER_RUNS = "num_earlier_runs"
+NUM_EARLIER_RUNS = "is_repeat"
 """User attribute of a trial that was queued: how many other trials its configuration may have."""
 COMPARED_METRICS = ("peak_allocated_mib", "peak_reserved_mib", "seconds_per_step", "common_steps_loss")
 """Metrics that are attributes of their own, since Optuna's dashboard plots only attributes that are numbers."""
@@ -34,10 +34,10 @@ def is_known(trial: FrozenTrial) -> bool:
 def judge(result: Result, metrics: Mapping[str, float], budget_bytes: int, num_objectives: int = 1) -> FrozenTrial:
     """Return a run as the trial of a study with so many objectives; what its budget limits is peak_bytes().
 
-    Its values are tokens per second and, as a second objective, the peak in bytes; its constraint are the bytes over
-    the budget, none if the run failed for another reason than memory. Of two objectives Optuna takes no intermediate
-    values, which are tokens per second by optimizer step. OUTCOME is its last attribute: a trial that lacks it was not
-    stored whole.
+    Its values are tokens per second and, as a second objective, the peak in bytes; its constraint is the number of
+    bytes over the budget, none if the run failed for another reason than memory. Its intermediate values, of which
+    Optuna takes none of two objectives, are tokens per second by optimizer step. OUTCOME is its last attribute: a trial
+    that lacks it was not stored whole.
 
     Out-of-memory is PRUNED with a constraint in bytes, because TPE learns from pruned trials and not from failed ones:
     a lower bound, as the run ended before its peak.

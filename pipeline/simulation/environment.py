@@ -127,12 +127,13 @@ def _first_words(program: Path) -> list[str]:
         lines = file.read(4096).decode(errors="replace").splitlines()
     if not lines or not lines[0].startswith("#!"):
         return []
-    words = lines[0][2:].split()
     if lines[1:] and lines[1].startswith(EXECUTED):
-        words = shlex.split(lines[1].removeprefix(EXECUTED))
-        return words[words.index("$0") - 1 :] if "$0" in words else words
+        before, _, _ = lines[1].removeprefix(EXECUTED).rpartition('"$0" "$@"')
+        words = shlex.split(before) if before.count('"') % 2 == 0 else before.split()
+        return [word for word in words if not word.startswith("-")][-1:]
+    words = lines[0][2:].split()
     is_env = bool(words) and Path(words[0]).name == "env"
-    return [word for word in words[1:] if not word.startswith("-")] if is_env else words
+    return [word for word in words[1:] if not word.startswith("-") and "=" not in word] if is_env else words
 
 
 @cache

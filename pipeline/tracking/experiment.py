@@ -15,16 +15,14 @@ def find_or_create(client: MlflowClient) -> str:
     """Return the id of the experiment that MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME names, else of `fitproof`.
 
     Raises:
-        InvalidInputError: the experiment of that name was deleted.
+        InvalidInputError: it was deleted.
 
     """
-    if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-        return given
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fitproof")
-    known = client.get_experiment_by_name(name)
+    name, given = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fitproof"), os.environ.get("MLFLOW_EXPERIMENT_ID")
+    known = client.get_experiment(given) if given else client.get_experiment_by_name(name)
     if known is not None and known.lifecycle_stage == LifecycleStage.DELETED:
         raise InvalidInputError(
-            f"runs need an experiment that is not deleted, and {name} is: mlflow experiments restore "
+            f"runs need an experiment that is not deleted, and {known.name} is: mlflow experiments restore "
             f"--experiment-id {known.experiment_id}, or set MLFLOW_EXPERIMENT_NAME to another"
         )
     if known is None:

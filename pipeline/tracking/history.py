@@ -76,7 +76,10 @@ class History:
             InvalidInputError: no experiment has this name, the filter is malformed, or no measured run matches.
 
         """
-        ids = {e.name: e.experiment_id for e in _all_pages(self._client.search_experiments)}
+        try:
+            ids = {e.name: e.experiment_id for e in _all_pages(self._client.search_experiments)}
+        except Exception as error:  # as above
+            raise unreachable(error) from error
         if experiment is not None and experiment not in ids:
             raise InvalidInputError(
                 f"no experiment is called {experiment!r}; the experiments are {', '.join(sorted(ids))}"

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,7 +37,6 @@ def hub_or_cache(name: str) -> Iterator[None]:
         yield
 
 
-@cache
 def _reaches(address: str) -> bool:
     """Whether a server accepts connections; true where a proxy makes them."""
     if getproxies():

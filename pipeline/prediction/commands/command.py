@@ -47,8 +47,6 @@ class CommandPrediction:
 PREDICTION = TypeAdapter(CommandPrediction)
 Predicted = CommandPrediction | InvalidInputError
 """A prediction, or why there is none."""
-_REFUSED = dict[Path, InvalidInputError]()
-"""Why this process has no prediction, by the file that would have it: it is not looked for twice."""
 
 
 def predict_commands(commands: Sequence[Command], card: Card, may_install: bool) -> list[Predicted]:
@@ -79,9 +77,8 @@ def _predict(
 ) -> Predicted:
     build = find_torch(python_of(on_cuda_build(command.words, may_install)))
     file = cache_file(conditions(command, build, card, sources))
-    known = _REFUSED.get(file) or read_cached(file, PREDICTION)
-    if known is not None:
-        return known
+    if (cached := read_cached(file, PREDICTION)) is not None:
+        return cached
     with tempfile.TemporaryDirectory(prefix="fitproof-", ignore_cleanup_errors=True) as folder:
         wanted = Simulate(
             command=on_cuda_build(command.with_copies(Path(folder)), may_install),
@@ -95,8 +92,6 @@ def _predict(
         outcome = _simulated(wanted, Path(folder))
     if isinstance(outcome, CommandPrediction):
         write_cached(file, PREDICTION, outcome)
-    elif not stop.is_set():
-        _REFUSED[file] = outcome
     return outcome
 
 

@@ -45,7 +45,7 @@ EXPERTS_REMEDY = (
 
 
 def record(experiment: Experiment, prepared: Prepared, num_rows: int) -> Timeline:
-    """Record all of two optimizer steps, with `num_rows` sequences each, of an experiment with random weights on a CPU.
+    """Record all of two optimizer steps of `num_rows` sequences; `experiment` has random weights, and is on a CPU.
 
     A model whose code reads values while it builds it is built with them, which are then left out.
 

@@ -139,7 +139,7 @@ def refuse_other_weights(module: nn.Module, ranks: Ranks) -> None:
     if ranks.size == 1 or ranks.are_imagined:  # whose weights have no values
         return
     sums = [float(parameter.detach().sum()) for parameter in module.parameters()]
-    sums = [0.0 if math.isnan(one) else one for one in sums]  # which is not equal to itself
+    sums = [0.0 if math.isnan(one) else one for one in sums]  # NaN is not equal to itself
     own = [*sums, *(-value for value in sums)]  # the largest negative value is that of the smallest sum
     if ranks.largest(own) != own:
         raise RuntimeError(
