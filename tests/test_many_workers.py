@@ -152,7 +152,7 @@ def test_many_workers_keep_the_study_consistent(problem: ExperimentProblem, data
     }
     peaks = {name: (one.predicted_bytes or 0) / MIB for name, one in candidates.items()}
     made_up = {
-        "seconds": {name: float(random.uniform(3, 5)) for name in candidates},
+        "seconds": {name: float(random.uniform(6, 10)) for name in candidates},
         "metrics": {
             name: {"tokens_per_second": speeds[name], "peak_allocated_mib": peaks[name]} for name in candidates
         },
