@@ -238,10 +238,16 @@ def nothing_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_is_predicted")
 @pytest.mark.parametrize(
-    "settings", [{"num_steps": "2"}, {"effective_batch_size": "4096"}, {"num_trials": "abc"}], ids=str
+    ("settings", "message"),
+    [
+        ({"num_steps": "2"}, "num_steps must be more than"),
+        ({"effective_batch_size": "4096"}, "must fill one batch"),
+        ({"num_trials": "abc"}, "^num_trials"),
+    ],
+    ids=str,
 )
-def test_what_is_wrong_with_a_run_is_said_before_anything_is_predicted(settings: dict[str, str]) -> None:
-    with pytest.raises(InvalidInputError, match="num_steps must be more than|must fill one batch|num_trials"):
+def test_what_is_wrong_with_a_run_is_said_before_anything_is_predicted(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         finetune(settings, Console(quiet=True))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, PositiveInt
 from rich.console import Console
@@ -15,7 +15,7 @@ from pipeline.config.entry_points import SPACES, yaml_file
 from pipeline.config.experiment import Experiment, family_of, make_experiment
 from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.config.settings import MODELS, AllSettings
-from pipeline.config.space import FOLLOWING, Value
+from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
 from pipeline.jobs.comparison import run_comparison
 from pipeline.jobs.finetune_plan import KindsOnCardsSettings, plan_kinds
@@ -44,8 +44,6 @@ SMALLEST: Mapping[str, Any] = {"micro_batch_size": 1}
 class FinetuneSettings(KindsOnCardsSettings, SearchSettings):
     """The settings that `finetune` adds to those of a run."""
 
-    space: dict[str, list[Value] | Literal["divisors", "auto"]] = Field(default={})
-    """Values to try of each setting in the search, by dotted name; none: those of search.yaml."""
     kind: str = AUTO_KIND
     """The kind of fine-tuning to search: one of those in finetune.yaml; auto: the first that fits the budget."""
 
@@ -140,7 +138,8 @@ def _read(given: Mapping[str, Any]) -> tuple[KindsSettings, FinetuneSettings, di
     values = read_yaml(yaml_file(ENTRY))
     fields = KindsSettings.model_fields
     own = validate(KindsSettings, {name: values.pop(name) for name in fields if name in values}, ENTRY)
-    asked = validate(FinetuneSettings, {k: v for k, v in given.items() if k in FinetuneSettings.model_fields}, ENTRY)
+    settings = {"space": own.compared.space, **given}  # a search without a space of the user's has that of search.yaml
+    asked = validate(FinetuneSettings, {k: v for k, v in settings.items() if k in FinetuneSettings.model_fields}, ENTRY)
     _check(own, asked.kind, given)
     of_config = _of_config(own, given)
     length = {name: of_config.pop(name) for name in LENGTH if name in of_config}

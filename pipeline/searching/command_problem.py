@@ -106,7 +106,8 @@ class CommandProblem(Problem):
             return [error] * len(commands)  # this machine's own card is measured in any case
         outcomes = {key_of(one.choice): outcome for one, outcome in zip(untried, found, strict=True)}
         self.failures.update({key: one for key, one in outcomes.items() if isinstance(one, InvalidInputError)})
-        return [({**outcomes, **self.failures})[key_of(one.choice)] for one in commands]
+        known = {**outcomes, **self.failures}
+        return [known[key_of(one.choice)] for one in commands]
 
     def runnable(self, choice: Choice) -> Command:
         """Return the command of a configuration."""
