@@ -132,7 +132,7 @@ def _predicted(runs: Mapping[str, Experiment]) -> dict[str, dict[str, Any]]:
     names, experiments = list(runs), list(runs.values())
     hardware = hardware_of(experiments[0].device)
     for number, prediction in predict_each(experiments, hardware):
-        unknown = isinstance(prediction, InvalidInputError) or experiments[number].not_predicted(hardware.kind)
+        unknown = isinstance(prediction, InvalidInputError) or experiments[number].notes(hardware)
         found[names[number]] = {"predicted_allocated_bytes": None if unknown else prediction.peak_allocated_bytes}
     return found
 

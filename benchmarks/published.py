@@ -216,7 +216,7 @@ def build(run: Run) -> nn.Module:
             qlora_double_quantization=False,
             qlora_float32_rest=not run.quantized,  # load_quantized() makes it float32 on the card
         )
-        adapter.on_host(Trainable(module=model, layers=tuple(model.model.layers), loss=_no_loss))
+        adapter.add_to(Trainable(module=model, layers=tuple(model.model.layers), loss=_no_loss))
     if run.quantized:
         _load_quantized(model, empties_cache=EMPTIES_CACHE[run.series])
     else:

@@ -65,11 +65,11 @@ def test_layers_are_compiled_in_the_first_step_and_train_the_same(model: str, fa
 
 
 def test_a_prediction_does_not_compile_and_says_what_it_does_not_see(fast_backend: Any) -> None:
-    plain, compiled = tiny(), tiny(compile="layers")
+    plain, compiled, cpu = tiny(), tiny(compile="layers"), CPU
     assert predict(compiled, CPU).peak_allocated_bytes == predict(plain, CPU).peak_allocated_bytes
     assert not fast_backend["frames"]
-    assert plain.not_predicted("cpu") == ()
-    assert compiled.not_predicted("cpu") == (
+    assert plain.notes(cpu) == ()
+    assert compiled.notes(cpu) == (
         "compile=layers: predicted as if it were not compiled: what compiled layers allocate cannot be traced",
     )
 
@@ -79,7 +79,7 @@ def test_a_search_says_what_its_predictions_do_not_see() -> None:
     problem = make_experiment_problem(
         {**TINY, "effective_batch_size": 2, "num_steps": 10, "budget": "64MiB", "space": space}
     )
-    assert problem.notes == tiny(compile="layers").not_predicted("cpu")
+    assert problem.notes == tiny(compile="layers").notes(CPU)
 
 
 def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

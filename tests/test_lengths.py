@@ -28,6 +28,7 @@ from pipeline.data._support.sequences import (
 )
 from pipeline.memory.device import hardware_of
 from pipeline.memory.meter import WATCHED_STEPS, CpuMeter
+from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.report.comparable import incomparable
 from pipeline.runtime.run import execute, measured_summary
@@ -305,12 +306,13 @@ def test_a_plan_and_a_search_say_what_peaks_and_times_are_of(documents: dict[str
         note for note in problem.notes if note.startswith(("sequences=padded", "sequences=grouped"))
     ]
     assert len([note for note in problem.notes if note.startswith("sequences=")]) == 2
-    assert tiny(sequences="grouped").not_predicted("cpu") == ()
-    [unseen] = tiny(sequences="grouped").not_predicted("cuda")
+    cpu, card = CPU, find_hardware("t4")
+    assert tiny(sequences="grouped").notes(cpu) == ()
+    [unseen] = tiny(sequences="grouped").notes(card)
     assert "as lengths vary, CUDA's allocator reserves more" in unseen
-    assert tiny(sequences="fixed_length").not_predicted("cuda") == ()
+    assert tiny(sequences="fixed_length").notes(card) == ()
     vectors = tiny(model="encoder_stack", corpus="random_vectors", sequences="padded")
-    assert vectors.not_predicted("cuda") == () and not vectors.lengths_vary
+    assert vectors.notes(card) == () and not vectors.lengths_vary
 
 
 def test_runs_that_differ_in_padding_compare() -> None:

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adafactor, AdamW, Muon
 from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import StepRecord
-from pipeline.base.technique import Mathematics
+from pipeline.base.technique import Mathematics, Stage
 from pipeline.config.configurations import why_refused
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment
@@ -183,7 +183,7 @@ def test_muon_leaves_an_embedding_inside_a_layer_and_frozen_matrices_alone() -> 
 def test_muon_without_matrices_is_refused() -> None:
     experiment = tiny(optimizer="muon")
     step = build_step(tiny(), experiment.prepare())
-    [technique] = [each for each in experiment.techniques if each.active]
+    [technique] = [each for each in experiment.techniques if each.stage is Stage.OPTIMIZER]
     bare = replace(step, trainable=replace(step.trainable, layers=(nn.LayerNorm(4),)))
     with pytest.raises(InvalidInputError, match="the layers of this model have none; set optimizer=adamw"):
         technique.apply(bare)
@@ -325,8 +325,8 @@ def test_paged_state_is_no_memory_of_the_allocator() -> None:
     assert peaks[0] - peaks[1] == 2 * sum(size for size in sizes if size >= 100_000) > 0
     works = [predict(one, find_hardware("t4")).update_work for one in (experiment, paged)]
     assert works[0] == works[1]  # what is paged is read and written too
-    [unseen] = paged.not_predicted("cuda")
-    assert "CUDA's managed memory" in unseen and experiment.not_predicted("cuda") == ()
+    [unseen] = paged.notes(find_hardware("t4"))
+    assert "CUDA's managed memory" in unseen and experiment.notes(find_hardware("t4")) == ()
 
 
 def test_what_8_bit_adamw_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

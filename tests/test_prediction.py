@@ -18,7 +18,7 @@ import fitproof
 from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
-from pipeline.config.experiment import Experiment, make_experiment, notes_on
+from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.given import merged, validate
 from pipeline.config.settings import AllSettings
 from pipeline.memory.flops import operations_of
@@ -28,7 +28,7 @@ from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.fake.recording import simulated
 from pipeline.prediction.fake.trace import LARGEST_GROWTH_BYTES, record, trace
 from pipeline.prediction.fake_batches import RepeatedRow
-from pipeline.prediction.patches import SUPPORTED, not_predicted
+from pipeline.prediction.patches import SUPPORTED, notes_on
 from pipeline.prediction.predict import predict
 from pipeline.prediction.predict_all import predict_each
 from pipeline.training.loop import Loop, Message, train
@@ -299,9 +299,9 @@ def test_the_versions_of_torch_in_that_message_are_those_that_are_installed() ->
 
 
 def test_a_transformers_without_a_function_that_is_replaced_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not_predicted([tiny()], "cuda") == ()
+    assert notes_on([tiny()], find_hardware("t4")) == ()
     monkeypatch.setattr(patches, "DOCUMENTS", "no_such_function")
-    [note] = not_predicted([tiny(), tiny()], "cuda")
+    [note] = notes_on([tiny(), tiny()], find_hardware("t4"))
     assert "has no masking_utils.no_such_function" in note
     with simulated():
         pass
@@ -311,7 +311,7 @@ def test_parameters_that_qlora_does_not_quantize_are_counted(tmp_path: Path) -> 
     """Those of fused experts are in no linear layer; transformers and peft leave them as well."""
     experiment = mixture_of_experts("mixtral", tmp_path, adapter="qlora", precision="bf16")
     num_experts = 2 * 4 * (2 * 96 * 64 + 64 * 96 + 64)  # two layers of four: gate, up, down, row of router
-    [note] = notes_on([experiment, experiment])
+    [note] = notes_on([experiment, experiment], CPU)
     assert f" {num_experts:,} of the " in note and "mlp.experts.gate_up_proj, mlp.experts.down_proj" in note
     assert "become float32, as in peft's" in note
     plan = {"model": str(tmp_path), "adapter": "qlora", "gpu": "t4", "effective_batch_size": 1, "sequence_length": 16}
@@ -319,8 +319,8 @@ def test_parameters_that_qlora_does_not_quantize_are_counted(tmp_path: Path) -> 
     with pytest.raises(InvalidInputError, match=r"alone take .* smaller model .* are not quantized, and become"):
         fitproof.plan(**plan, causal_lm=shape, budget="0.25MiB", space={"micro_batch_size": [1]})
     kept = mixture_of_experts("mixtral", tmp_path, adapter="qlora", qlora_float32_rest=False, weights="bfloat16")
-    assert notes_on([kept])[0].endswith("are not quantized, and keep their 16 bits")
-    assert notes_on([tiny(adapter="qlora"), tiny(adapter="lora")]) == ()
+    assert notes_on([kept], CPU)[0].endswith("are not quantized, and keep their 16 bits")
+    assert notes_on([tiny(adapter="qlora"), tiny(adapter="lora")], CPU) == ()
 
 
 def test_many_predictions_are_numbered_as_their_experiments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

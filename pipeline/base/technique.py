@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final, get_args, get_origin
 
 import torch
 from torch import nn
@@ -34,8 +34,8 @@ def free_gradients(optimizer: Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-def undivided(*_: object) -> None:
-    """Leave a part of the model as it is: each rank has all of it."""
+def unchanged(*_: object) -> None:
+    """Leave the optimizer, or a part of the model, as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,8 @@ class Step:
 
     An optimizer that updates parameters during the backward pass frees their gradients and has a step() without effect.
     """
+    change_optimizer: Callable[[Optimizer], object] = unchanged
+    """Called with the optimizer that make_optimizer has made, before its first step."""
     forward_context: Context = nullcontext
     """Entered around every forward pass."""
     run_context: Context = nullcontext
@@ -65,7 +67,7 @@ class Step:
     """Entered around every forward pass of an optimizer step but the last one."""
     zero_gradients: Callable[[Optimizer], None] = free_gradients
     """Called after each update."""
-    divide: Callable[[nn.Module, "DeviceMesh"], None] = undivided
+    divide: Callable[[nn.Module, "DeviceMesh"], None] = unchanged
     """Divides each matrix of a part of the model among the ranks of a mesh, and moves this rank's part to its device.
 
     It is called with each layer, and then with the whole model.
@@ -140,7 +142,7 @@ class Stage(IntEnum):
     UPDATE = 8
     """When the optimizer updates, whichever it is."""
     RANKS = 9
-    """What each rank has of the model, whatever the model has become."""
+    """What each rank has of the model, whatever it has become, on its device; before, the model is on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +194,7 @@ class Technique(Settings, ABC):
 
     stage: ClassVar[Stage] = Stage.MODEL
     """When it is applied; techniques of one stage are applied in the order of their names."""
+
     task: ClassVar[str | None] = None
     """The task that it is a part of, if it is of one alone: runs of other tasks do not show its settings."""
 
@@ -200,22 +203,11 @@ class Technique(Settings, ABC):
     def mathematics(self) -> Mathematics:
         """How the training with these settings differs from the training without the technique."""
 
+    @final
     @property
     def active(self) -> bool:
-        """Whether the technique has any effect with these settings: by default, where one differs from its default."""
+        """Whether any of its settings differs from its default."""
         return self != type(self)()
-
-    @property
-    def moves_model(self) -> bool:
-        """Whether apply() moves the model to its device, which otherwise has all of it from the start."""
-        return False
-
-    def num_groups(self, settings: Any) -> int:
-        """Groups of some of the ranks that each rank is in, of which NCCL makes a communicator.
-
-        `settings` has all settings of the run by name, as attributes.
-        """
-        return 0
 
     @property
     def number_format(self) -> str | None:
@@ -230,13 +222,12 @@ class Technique(Settings, ABC):
         """
         yield from ()
 
-    def note(self, model: Model, name: str) -> str | None:
-        """Return what it leaves out of model `name` of the family `model`, a sentence, or None."""
-        return None
+    def notes(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield what a reader of predictions on `hardware` needs to know, a sentence each; arguments as of refusals().
 
-    def not_predicted(self, kind: str) -> str | None:
-        """Return what a prediction of memory on a `cpu` or `cuda` device does not see; None if it sees everything."""
-        return None
+        It is what it leaves out of the model, or what a prediction of memory does not see.
+        """
+        yield from ()
 
     @property
     def untimed(self) -> tuple[str, ...]:
@@ -260,12 +251,6 @@ class Technique(Settings, ABC):
         `target` is the name of a file in pipeline/export/targets/, such as `pytorch`.
         """
         return None
-
-    def on_host(self, trainable: Trainable) -> None:
-        """Change a model that has been built in place, before it is moved to its device."""
-
-    def on_optimizer(self, optimizer: Optimizer) -> None:
-        """Change the optimizer that all techniques have made in place, before its first step."""
 
     def apply(self, step: Step) -> Step:
         """Return `step` with this technique applied: here nothing of the step changes."""

@@ -1,7 +1,7 @@
 """Experiment: the settings of one run, completed and checked before anything runs."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -135,20 +135,21 @@ class Experiment:
         """Whether each micro-batch is as long as its longest document."""
         return self.settings.sequences in VARYING and self.corpus.kind == "tokens"
 
-    def not_predicted(self, kind: str) -> tuple[str, ...]:
-        """Return what a prediction of its memory on a device of this kind does not see, a sentence each."""
-        unseen = [sentence for each in self.techniques if (sentence := each.not_predicted(kind)) is not None]
-        if kind == "cuda" and self.lengths_vary:
-            unseen.append(
+    @property
+    def model_notes(self) -> tuple[str, ...]:
+        """What to know of how its model is trained, at most one sentence."""
+        note = self.model.note(self.settings.model)
+        return () if note is None else (note,)
+
+    def notes(self, hardware: Hardware) -> tuple[str, ...]:
+        """Return what a reader of its prediction on `hardware` needs to know, a sentence each."""
+        notes = [note for each in self.techniques for note in each.notes(self.settings, hardware, self.model)]
+        if hardware.kind == "cuda" and self.lengths_vary:
+            notes.append(
                 f"sequences={self.settings.sequences}: predicted for the longest micro-batch; as lengths vary, CUDA's "
                 "allocator reserves more, and within a tight budget can run out of memory later"
             )
-        return tuple(unseen)
-
-    @property
-    def num_communicators(self) -> int:
-        """The communicators of NCCL that each rank has: of all ranks, and of groups of some of them."""
-        return 1 + sum(each.num_groups(self.settings) for each in self.techniques)
+        return tuple(notes)
 
     @property
     def budget_bytes(self) -> int | None:
@@ -250,14 +251,6 @@ class Experiment:
         used = {self.family, corpus_of(self.settings.corpus)}
         groups = ({*MODELS} | {*CORPORA}) - used
         return {k: v for k, v in dotted(self.settings.model_dump(mode="json", exclude=groups)) if v != {}}
-
-
-def notes_on(experiments: Iterable[Experiment]) -> tuple[str, ...]:
-    """Return how the experiments' models are trained, and what techniques leave out of them, a sentence each."""
-    experiments = list(experiments)
-    notes = [one.model.note(one.settings.model) for one in experiments]
-    notes += [each.note(one.model, one.settings.model) for one in experiments for each in one.techniques]
-    return tuple(dict.fromkeys(note for note in notes if note is not None))
 
 
 def make_experiment(values: Mapping[str, Any], entry: str) -> Experiment:

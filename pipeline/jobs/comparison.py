@@ -13,12 +13,13 @@ from rich.console import Console
 from pipeline.base.machines import this_machine
 from pipeline.base.progress import Advance, progress
 from pipeline.base.results import Result, StepRecord
-from pipeline.config.experiment import Experiment, notes_on
+from pipeline.config.experiment import Experiment
 from pipeline.config.variants import Comparison, EntryPoint, Variant
 from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.machines import agree_on_folder, check_machines, follow
 from pipeline.jobs.notes import corpus_notes, document_lengths, predicted_truncations, published_type_note
 from pipeline.jobs.printing import say, say_notes
+from pipeline.memory.device import hardware_of
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
@@ -57,15 +58,16 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     num_taken = check_saved(plan.resume, first) if plan.resume else 0
     check_machines(first)
     about = environment(first.device)
+    experiments, hardware = [variant.experiment for variant in plan.variants], hardware_of(first.device)
     notes = (
-        *notes_on(one.experiment for one in plan.variants),
+        *dict.fromkeys(note for one in experiments for note in (*one.model_notes, *one.notes(hardware))),
         *corpus_notes(first),
         lengths_note(first),
         evaluation_note(first),
     )
     say_notes(console, filter(None, notes))
     with open_job(plan.entry, first.settings.model, first.settings.output, about) as job:
-        job.params(common_settings([variant.experiment.params() for variant in plan.variants]))
+        job.params(common_settings([one.params() for one in experiments]))
         job.tags({"device": str(first.device)})
         agree_on_folder(job.folder, plan.save_every is not None)
         measuring = _Measuring(plan, job, about, console)

@@ -18,7 +18,7 @@ from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.units import MIB
-from pipeline.config.experiment import AUTO_MODEL, Experiment, notes_on
+from pipeline.config.experiment import AUTO_MODEL, Experiment
 from pipeline.config.given import dotted, validate
 from pipeline.config.settings import AllSettings, default_values
 from pipeline.config.space import (
@@ -42,7 +42,7 @@ from pipeline.planning.reasons import compared, reasons_for
 from pipeline.planning.step_time import CostPrior
 from pipeline.prediction.card_processes import card_processes
 from pipeline.prediction.cards import notes_on_card
-from pipeline.prediction.patches import not_predicted
+from pipeline.prediction.patches import notes_on
 from pipeline.prediction.predict_all import counted_causes, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
@@ -122,7 +122,7 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
     if not any(card.rows for card in cards):
         raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
-        _refuse_hopeless(cards[0], Experiment(shared))
+        _refuse_hopeless(cards[0], Experiment(shared), devices[0])
     say_notes(console, corpus_notes(Experiment(shared)) if lengths_up_to is None else ())
     differing = {*space.dimensions, "device", "budget"}
     differing |= {"effective_batch_size", "accumulation_steps"} if own.effective_batch_sizes else set()
@@ -224,8 +224,8 @@ def _card_plan(
         note_on_rates(target),
         note_on_links(links, world_size) if links and world_size > 1 else None,
         *counted_causes(causes.values(), len(experiments)),
-        *not_predicted(experiments, target.kind),
-        *notes_on(experiments),
+        *notes_on(experiments, target),
+        *experiments[0].model_notes,
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
         *map(evaluation_note, experiments[:1]),
     ]
@@ -285,7 +285,7 @@ def _lengths_note(experiment: Experiment) -> str | None:
     return note and f"{note}, estimated from the work of the longest one and the lengths that the run draws"
 
 
-def _refuse_hopeless(card: CardPlan, experiment: Experiment) -> None:
+def _refuse_hopeless(card: CardPlan, experiment: Experiment, target: Hardware) -> None:
     """Refuse a budget that the parameters alone exceed."""
     parameters = card.breakdown.category_bytes.get("parameters", 0) if card.breakdown else 0
     if parameters > card.budget_bytes:
@@ -293,5 +293,5 @@ def _refuse_hopeless(card: CardPlan, experiment: Experiment) -> None:
         raise InvalidInputError(
             f"the parameters must fit the budget: those of {experiment.settings.model} alone take "
             f"{parameters / MIB:,.1f} MiB, {missing:,.1f} MiB more than the {card.budget_bytes / MIB:,.1f} MiB; choose "
-            + "; ".join(("a smaller model or a larger card", *notes_on([experiment])))
+            + "; ".join(("a smaller model or a larger card", *experiment.notes(target), *experiment.model_notes))
         )

@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pipeline.base.contracts import Hardware, Prepared, Trainable
+from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.ranks import Ranks
 from pipeline.base.results import MemoryUse
+from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
 from pipeline.memory.breakdown import at_peak
 from pipeline.memory.device import fraction_of, total_bytes
@@ -27,7 +29,7 @@ from pipeline.simulation.report import unknown_reads_of
 from pipeline.techniques._support import offloading
 from pipeline.training.loop import Loop, train
 from pipeline.training.profiler import record_next_step
-from pipeline.training.step import changed_on_host, moved
+from pipeline.training.step import with_parameters
 from pipeline.training.typical_step import TypicalStep, typical_step
 
 DEVICE = torch.device("cuda:0")
@@ -133,14 +135,14 @@ def _shortened(experiment: Experiment, prepared: Prepared) -> tuple[Experiment, 
     return short, replace(prepared, train=rows, held_out=rows)
 
 
-def build_without_values(experiment: Experiment, prepared: Prepared) -> Trainable:
-    """Build the model on its device as training does, but for the values of its weights, which take the time."""
+def build_without_values(experiment: Experiment, prepared: Prepared, ranks: Ranks) -> Step:
+    """Build the model as training does, but for the values of its weights, which take the time."""
     trainable = experiment.model.built_for_structure(experiment.settings.model, prepared.vocabulary_size)
     is_on_meta = any(tensor.is_meta for tensor in _tensors(trainable.module))  # else its code needs values
     with torch.device("meta" if is_on_meta else "cpu"):
-        changed_on_host(experiment, trainable)
-    give_memory(trainable.module)
-    return moved(experiment, trainable)
+        step = with_parameters(experiment, trainable, ranks)
+    give_memory(step.trainable.module)
+    return step
 
 
 def give_memory(module: nn.Module) -> None:

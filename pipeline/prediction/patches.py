@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pipeline.base.contracts import Prepared
+from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.simulation.communicators import note_on_communicators
@@ -48,15 +48,17 @@ def replaced(owner: Any, name: str, replacement: Any) -> AbstractContextManager[
     return patch.object(owner, name, replacement)
 
 
-def not_predicted(experiments: Iterable[Experiment], kind: str) -> tuple[str, ...]:
-    """Return what predictions of memory on a device of this kind do not see, a sentence each."""
+def notes_on(experiments: Iterable[Experiment], hardware: Hardware) -> tuple[str, ...]:
+    """Return what a reader of predictions on this hardware needs to know, a sentence each."""
     experiments = list(experiments)
-    sentences = [sentence for one in experiments for sentence in one.not_predicted(kind)]
-    several = [one for one in experiments if one.world_size > 1]
-    if kind == "cuda" and several:
-        sizes = ", ".join(map(str, sorted({one.world_size for one in several})))
-        note = note_on_communicators({one.num_communicators for one in several})
-        sentences.append(f"world_size={sizes}: predicted for one rank. {note}")
+    sentences = [sentence for one in experiments for sentence in one.notes(hardware)]
+    sizes = sorted({one.world_size for one in experiments if one.world_size > 1})
+    if hardware.kind == "cuda" and sizes:
+        sentences.append(
+            f"world_size={', '.join(map(str, sizes))}: predicted for one rank, which has a communicator of all ranks, "
+            "two more with sharding_replicas, two with a tensor_parallel below world_size, and one with a number as "
+            f"reshard_after_forward. {note_on_communicators(None)}"
+        )
     source = find_spec("transformers.masking_utils")
     if source is None or f"def {DOCUMENTS}(" not in Path(str(source.origin)).read_text():
         sentences.append(
@@ -110,7 +112,7 @@ def masks_known(*, has_documents: bool = False, has_padding: bool = True) -> Ite
     from transformers import masking_utils
 
     with ExitStack() as stack:
-        if hasattr(masking_utils, DOCUMENTS):  # else not_predicted() says so
+        if hasattr(masking_utils, DOCUMENTS):  # else notes_on() says so
             stack.enter_context(patch.object(masking_utils, DOCUMENTS, _documents_found(masking_utils, has_documents)))
         for name in PADDING:
             if hasattr(masking_utils, name):

@@ -7,7 +7,7 @@ from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
-from pipeline.prediction.patches import not_predicted
+from pipeline.prediction.patches import notes_on
 from pipeline.prediction.predict_all import predict_each, why_not_predicted
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.run import measured_summary
@@ -15,7 +15,7 @@ from pipeline.training.metrics import Summary
 
 
 def summary(experiment: Experiment, result: Result) -> Summary:
-    """Return the summary metrics of a run with its predicted peaks, and what these lack.
+    """Return the summary metrics of a run with its predicted peaks, and what to know of these.
 
     Nothing is predicted for a run that was interrupted.
     """
@@ -24,9 +24,9 @@ def summary(experiment: Experiment, result: Result) -> Summary:
         return Summary(measured)
     try:
         prediction = prediction_of(experiment)
-        unseen = not_predicted([experiment], experiment.device.type)
+        notes = notes_on([experiment], hardware_of(experiment.device))
         metrics = measured | _prediction_metrics(prediction, measured, result.outcome)
-        return Summary(metrics, prediction="; ".join(unseen) or None)
+        return Summary(metrics, prediction="; ".join(notes) or None)
     except Exception as error:  # whatever it is, the measurement is kept
         return Summary(measured, prediction=f"not predicted: {first_line(why_not_predicted(error))}")
 

@@ -17,7 +17,7 @@ from pipeline.base.units import MIB, parse_budget
 from pipeline.base.user_functions import module_digest
 from pipeline.config.command import Runnable
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
-from pipeline.config.experiment import VARYING, Experiment, make_experiment, notes_on, why_untimed
+from pipeline.config.experiment import VARYING, Experiment, make_experiment, why_untimed
 from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
 from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
@@ -32,7 +32,7 @@ from pipeline.memory.device import (
 )
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.planning.promising import FEWEST
-from pipeline.prediction.patches import not_predicted
+from pipeline.prediction.patches import notes_on
 from pipeline.prediction.summary import summary
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.candidates import Candidate, known_peaks, unpredicted, with_predictions
@@ -217,7 +217,6 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
     base = configurations.experiment(space.choices[0])
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     experiments = [configurations.experiment(choice) for choice in varied]
-    unseen = (*not_predicted(experiments, device.type), *notes_on(experiments))
     of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
     lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
     problem = ExperimentProblem(
@@ -227,7 +226,7 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
         base=base,
         budget_bytes=parse_budget(values["budget"], total_bytes(device)),
         given=given,
-        notes=(*notes, *sentences(refusals), *unseen, *lengths),
+        notes=(*notes, *sentences(refusals), *notes_on(experiments, hardware), *base.model_notes, *lengths),
     )
     _check(problem)
     return problem

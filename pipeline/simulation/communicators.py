@@ -12,8 +12,6 @@ It grows with the channels, so with the speed of the link, and no more from two 
 operations take more: an all-to-all among 8 x H100 went from 1.06 to 4.34 GB (issue 1685).
 """
 
-from collections.abc import Collection
-
 from pipeline.base.units import MIB
 
 OF_EACH_MIB = (544, 2048)
@@ -26,14 +24,12 @@ def communicators_bytes(num_communicators: int) -> tuple[int, int]:
     return low, high
 
 
-def note_on_communicators(counts: Collection[int]) -> str:
-    """Return a sentence on the memory of NCCL, which torch's allocator does not count, by what layouts have of it."""
-    fewest, most = min(counts), max(counts)
-    low, high = communicators_bytes(fewest)[0] / MIB, communicators_bytes(most)[1] / MIB
-    those = "one communicator" if most == 1 else f"{most} communicators"
-    if fewest < most:
-        those = f"{fewest} to {those}, as the layout has,"
+def note_on_communicators(num_communicators: int | None) -> str:
+    """Return a sentence on the memory of NCCL, which torch's allocator does not count; None: their number is open."""
+    low, high = (each / MIB for each in communicators_bytes(num_communicators or 1))
+    those = f"{num_communicators} communicators would" if num_communicators else "each communicator would"
     return (
-        f"NCCL's buffers are not counted: {those} would take {low:,.0f} to {high:,.0f} MiB of the card besides, by "
-        "what others measured of all-reduces (NVIDIA/nccl issues 964 and 864); all-to-all takes more."
+        f"NCCL's buffers are not counted: {'one communicator would' if num_communicators == 1 else those} take "
+        f"{low:,.0f} to {high:,.0f} MiB of the card besides, by what others measured of all-reduces (NVIDIA/nccl "
+        "issues 964 and 864); all-to-all takes more."
     )

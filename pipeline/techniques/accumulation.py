@@ -35,11 +35,6 @@ class Accumulation(Technique):
         return Mathematics.EXACT
 
     @property
-    def active(self) -> bool:
-        """Whether an optimizer step has more than one forward pass."""
-        return self.world_size > 1 or (self.accumulation_steps or 1) > 1
-
-    @property
     def untimed(self) -> tuple[str, ...]:
         """The number of processes, if there are several: it is not counted how much of what they exchange overlaps."""
         return ("world_size",) if self.world_size > 1 else ()

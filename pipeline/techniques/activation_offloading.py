@@ -31,11 +31,6 @@ class ActivationOffloading(Technique):
         return Mathematics.EXACT
 
     @property
-    def active(self) -> bool:
-        """Whether anything is offloaded."""
-        return self.activation_offloading
-
-    @property
     def smallest_bytes(self) -> float:
         """Bytes from which on a storage is offloaded."""
         return self.offloading_min_mib * MIB
@@ -52,8 +47,10 @@ class ActivationOffloading(Technique):
 
         Hooks inside take what the checkpoint would drop, and nothing would be recomputed.
         """
+        if not self.activation_offloading:
+            return
         checkpointing = settings.checkpointing
-        if self.active and checkpointing != "none" and not HOOKS_ARE_OUTSIDE:
+        if checkpointing != "none" and not HOOKS_ARE_OUTSIDE:
             yield (
                 "activation_offloading=true together with checkpointing needs a transformers that runs a layer's hooks "
                 f"outside of its checkpoint, and transformers is {version('transformers')} with "
@@ -64,11 +61,13 @@ class ActivationOffloading(Technique):
 
     def export(self, target: str) -> Exported | None:
         """Return the hooks as they are here, and the call that registers them."""
+        if not self.activation_offloading:
+            return Exported()
         call = "offload_saved_tensors([model.get_submodule(name) for name in {layers}]"
         return Exported(code=source_of(offloading), prepare=f"{call}, smallest_bytes={self.smallest_bytes:.0f})")
 
     def apply(self, step: Step) -> Step:
         """Register the hooks on the layers."""
-        if self.active:
+        if self.activation_offloading:
             offloading.offload_saved_tensors(step.trainable.layers, self.smallest_bytes)
         return step

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pipeline.base.contracts import Hardware, Model, Trainable
-from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.base.user_functions import once_of_each
 from pipeline.techniques._support import lora, quantized_layers
 from pipeline.techniques._support.lora import add_adapters, is_target, linear_layers, outside_layers
@@ -65,11 +65,6 @@ class Adapter(Technique):
     def mathematics(self) -> Mathematics:
         """Other parameters are trained."""
         return Mathematics.DIFFERENT if self.active else Mathematics.EXACT
-
-    @property
-    def active(self) -> bool:
-        """Whether the model has adapters."""
-        return self.adapter != "none"
 
     @property
     def number_format(self) -> str | None:
@@ -159,22 +154,19 @@ class Adapter(Technique):
         """Bits of a quantized weight."""
         return 4 if self.qlora_weights == "nf4" else 8
 
-    def note(self, model: Model, name: str) -> str | None:
-        """Return how many parameters of the layers are not quantized, as those of fused experts, and their type."""
-        if self.adapter != "qlora":
-            return None
-        inside = _inside_layers(model, name)
-        if not inside.others:
-            return None
+    def notes(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield how many parameters of the layers are not quantized, as those of fused experts, and their type."""
+        if self.adapter != "qlora" or not (inside := _inside_layers(model, settings.model)).others:
+            return
         then = (
             "become float32, as in peft's prepare_model_for_kbit_training; qlora_float32_rest=false keeps their 16 bits"
             if self.qlora_float32_rest
             else "keep their 16 bits"
         )
-        return (
+        yield (
             f"adapter=qlora quantizes linear layers, as transformers does: {inside.num_in_others:,} of the "
-            f"{inside.num_parameters:,} parameters in the layers of {name} are in none ({', '.join(inside.others)}), "
-            f"are not quantized, and {then}"
+            f"{inside.num_parameters:,} parameters in the layers of {settings.model} are in none "
+            f"({', '.join(inside.others)}), are not quantized, and {then}"
         )
 
     def export(self, target: str) -> Exported:
@@ -206,10 +198,14 @@ class Adapter(Technique):
         """Return the settings by the names of peft's LoraConfig."""
         return {"r": self.adapter_rank, "lora_alpha": self.adapter_alpha, "lora_dropout": self.adapter_dropout}
 
-    def on_host(self, trainable: Trainable) -> None:
-        """Freeze the model and add the adapters, to layers of 4-bit weights if it is QLoRA."""
-        if not self.active:
-            return
+    def apply(self, step: Step) -> Step:
+        """Freeze the model and add the adapters."""
+        if self.active:
+            self.add_to(step.trainable)
+        return step
+
+    def add_to(self, trainable: Trainable) -> None:
+        """Freeze a model and add the adapters, to layers of 4-bit weights if it is QLoRA."""
         with _disable_current_modes():  # the imports make tensors, which are no part of the model
             import_module("peft")  # it imports bitsandbytes
         if self.adapter == "qlora":

@@ -50,11 +50,10 @@ class Compile(Technique):
         """Return no compilation: what it gains has not been measured on GPUs."""
         return ("none",)
 
-    def not_predicted(self, kind: str) -> str | None:
-        """Return that fake tensors see the operators that are compiled, not the kernels made of them."""
-        if self.compile == "none" or kind == "cuda":
-            return None
-        return "compile=layers: predicted as if it were not compiled: what compiled layers allocate cannot be traced"
+    def notes(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that fake tensors see the operators that are compiled, not the kernels made of them."""
+        if self.compile == "layers" and hardware.kind == "cpu":
+            yield "compile=layers: predicted as if it were not compiled: what compiled layers allocate cannot be traced"
 
     @property
     def untimed(self) -> tuple[str, ...]:

@@ -63,11 +63,6 @@ class Optimizer(Technique):
         return Mathematics.ROUNDING if self.active else Mathematics.EXACT
 
     @property
-    def active(self) -> bool:
-        """Whether it is another optimizer than fused AdamW."""
-        return self.optimizer != "adamw" or self.optimizer_implementation != "fused"
-
-    @property
     def number_format(self) -> str | None:
         """Muon makes matrices orthogonal in bfloat16; a state of 8 bits rounds what differs in bits to other codes."""
         return "bf16" if self.optimizer == "muon" or self.is_8bit else None
@@ -82,15 +77,14 @@ class Optimizer(Technique):
         """The optimizer, if its state may be in host memory: then its time depends on what is moved."""
         return ("optimizer",) if self.optimizer == "paged_adamw_8bit" else ()
 
-    def not_predicted(self, kind: str) -> str | None:
-        """Return that a prediction does not see memory that torch's allocator does not manage."""
-        if self.optimizer != "paged_adamw_8bit":
-            return None
-        return (
-            "optimizer=paged_adamw_8bit: the state of parameters of 100,000 elements and more (2 bytes an element, 8 "
-            "in float32) is in CUDA's managed memory, which neither a budget nor a predicted or measured peak of "
-            "torch's allocator counts: it is on the GPU as far as there is room, else in host memory"
-        )
+    def notes(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that a prediction does not see memory that torch's allocator does not manage."""
+        if self.optimizer == "paged_adamw_8bit":
+            yield (
+                "optimizer=paged_adamw_8bit: the state of parameters of 100,000 elements and more (2 bytes an element, "
+                "8 in float32) is in CUDA's managed memory, which neither a budget nor a predicted or measured peak of "
+                "torch's allocator counts: it is on the GPU as far as there is room, else in host memory"
+            )
 
     def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
         """Yield that a setting is of another optimizer, bitsandbytes is absent, or the device has no managed memory."""

@@ -37,11 +37,6 @@ class Precision(Technique):
         """The setting."""
         return self.precision
 
-    @property
-    def active(self) -> bool:
-        """Whether it is another format than fp32."""
-        return self.precision != "fp32"
-
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return the formats worth trying on `hardware`."""

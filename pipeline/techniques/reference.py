@@ -56,7 +56,7 @@ class Reference(Technique):
         if scores is None or self.active:
             return step
         adapted = [part for part in module.modules() if hasattr(part, "base_layer")]
-        reference = module if adapted else _frozen_copy(module)
+        reference = module if adapted else _frozen_copy(module, step.device)
 
         def loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
             with torch.no_grad(), _without(adapted, reference):
@@ -66,11 +66,16 @@ class Reference(Technique):
         return replace(step, trainable=replace(trainable, loss=loss))
 
 
-def _frozen_copy(module: nn.Module) -> nn.Module:
-    """Return a copy of a model that is not trained, without dropout; tensors are copied by an operator, as any are."""
-    copies: dict[int, Any] = {id(one): nn.Parameter(one.detach().clone(), False) for one in module.parameters()}
-    copies |= {id(one): one.detach().clone() for one in module.buffers()}
+def _frozen_copy(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy on `device` of a model that is not trained, without dropout."""
+    copies: dict[int, Any] = {id(one): nn.Parameter(_copy(one, device), False) for one in module.parameters()}
+    copies |= {id(one): _copy(one, device) for one in module.buffers()}
     return deepcopy(module, copies).eval()
+
+
+def _copy(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a copy that an operator makes, so that a recorder of operators sees it."""
+    return tensor.detach().to(device, copy=True)
 
 
 @contextmanager

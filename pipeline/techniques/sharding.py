@@ -55,20 +55,6 @@ class Sharding(Technique):
         """The same sums over the ranks, in float32."""
         return Mathematics.EXACT
 
-    @property
-    def active(self) -> bool:
-        """Whether the model is divided."""
-        return self.sharding != "none"
-
-    @property
-    def moves_model(self) -> bool:
-        """Each rank moves its part of a layer at a time, so that no device has the whole model."""
-        return self.active
-
-    def num_groups(self, settings: Any) -> int:
-        """The ranks of its copy and those with its part of each copy, and those that keep parts of a layer."""
-        return 2 * (self.sharding_replicas > 1) + (not isinstance(self.reshard_after_forward, bool))
-
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return both ways, or powers of two, where there are several GPUs; on a CPU all ranks share one memory."""
@@ -85,15 +71,16 @@ class Sharding(Technique):
         """The parts on the host: how fast it updates them, beside other ranks, is assumed."""
         return ("sharded_offloading",) if self.sharded_offloading else ()
 
-    def not_predicted(self, kind: str) -> str | None:
-        """Return that fake tensors have no ranks, or what is not known of a host."""
-        if self.active and kind == "cpu":
-            return f"sharding=fsdp: {NOT_ON_CPU}"
-        return _NOT_OF_HOST if self.sharded_offloading else None
+    def notes(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that fake tensors have no ranks, or what is not known of a host."""
+        if self.sharding == "fsdp" and hardware.kind == "cpu":
+            yield f"sharding=fsdp: {NOT_ON_CPU}"
+        elif self.sharded_offloading:
+            yield _NOT_OF_HOST
 
     def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
         """Yield which setting needs whole parameters, several ranks or passes, or FSDP2 itself."""
-        if not self.active:
+        if self.sharding == "none":
             yield from self._needs_sharding()
             return
         rule = "sharding=fsdp leaves each rank a part of every parameter"
@@ -202,11 +189,15 @@ class Sharding(Technique):
         return Exported(arguments=arguments)
 
     def apply(self, step: Step) -> Step:
-        """Give each rank the whole model and all gradients, or its part of both."""
-        if self.active:
+        """Move the whole model to the device of each rank, or its part alone: no device has more of it at any time.
+
+        A module quantizes 4-bit weights when it is moved, to a CPU too.
+        """
+        if self.sharding == "fsdp":
             return _fully_sharded(step, self)
         if step.ranks.tensor_parallel > 1:
             return parts_data_parallel(step)
+        step.trainable.module.to(step.device)
         return step if step.ranks.size == 1 else data_parallel(step)
 
 

@@ -64,26 +64,16 @@ class TensorParallel(Technique):
         """The same sums, of which each rank has a part."""
         return Mathematics.EXACT
 
-    @property
-    def moves_model(self) -> bool:
-        """Each rank moves its part of a matrix at a time, so that no device has the whole model."""
-        return self.active
-
-    def num_groups(self, settings: Any) -> int:
-        """The ranks that divide a matrix with it and, unless sharding has counted them, those with the same parts."""
-        if not 1 < self.tensor_parallel < settings.world_size:
-            return 0
-        return 1 if settings.sharding_replicas > 1 else 2
-
     @classmethod
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return powers of two up to the GPUs of a machine; on a CPU all ranks share one memory."""
         count = (hardware.count or 1) if hardware.kind == "cuda" else 1
         return tuple(2**power for power in range(count.bit_length()))
 
-    def not_predicted(self, kind: str) -> str | None:
-        """Return that fake tensors have no ranks."""
-        return f"tensor_parallel={self.tensor_parallel}: {NOT_ON_CPU}" if self.active and kind == "cpu" else None
+    def notes(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
+        """Yield that fake tensors have no ranks."""
+        if self.active and hardware.kind == "cpu":
+            yield f"tensor_parallel={self.tensor_parallel}: {NOT_ON_CPU}"
 
     def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
         """Yield which setting needs whole matrices, or another number of ranks, or that the model cannot be divided."""

@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Model, Trainable
-from pipeline.base.technique import Exported, Mathematics, Stage, Technique
+from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Model
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 from pipeline.techniques._support.optimizers import with_master_weights
 
 IMPORTS = "from typing import Any\n\nimport torch\nfrom torch import Tensor, nn\n"
@@ -98,15 +98,11 @@ class Weights(Technique):
             finished_optimizer="with_master_weights({optimizer})" if has_master else "{optimizer}",
         )
 
-    def on_host(self, trainable: Trainable) -> None:
-        """Convert the model."""
+    def apply(self, step: Step) -> Step:
+        """Convert the model, and let the optimizer update float32 copies."""
         if self.active:
-            convert_to_bfloat16(trainable.module)
-
-    def on_optimizer(self, optimizer: Optimizer) -> None:
-        """Let it update float32 copies."""
-        if self.weights == "bfloat16_master":
-            with_master_weights(optimizer)
+            convert_to_bfloat16(step.trainable.module)
+        return replace(step, change_optimizer=with_master_weights) if self.weights == "bfloat16_master" else step
 
 
 def convert_to_bfloat16(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from pipeline.memory.meter import WATCHED_STEPS
 from pipeline.memory.recorder import LifetimeRecorder, Run, passed_on
 from pipeline.memory.timeline import Timeline
 from pipeline.training.loop import Loop
-from pipeline.training.step import Build, build_step, on_device, unmarked
+from pipeline.training.step import Build, build_step, built, unmarked
 
 PROFILED_STEPS = 3
 """Optimizer steps under torch.profiler."""
@@ -105,7 +105,7 @@ def profile_run(
 def record_lifetimes(
     experiment: Experiment,
     prepared: Prepared,
-    build: Build = on_device,
+    build: Build = built,
     inside_of: InsideOf = nothing_inside,
     run: Run = passed_on,
 ) -> Timeline:
@@ -144,7 +144,7 @@ def _begin(
     prepared: Prepared,
     recorder: LifetimeRecorder,
     mark: Callable[[int, str], None],
-    build: Build = on_device,
+    build: Build = built,
 ) -> Loop:
     """Take the first two optimizer steps under the recorder; return the loop, to be continued without it."""
 

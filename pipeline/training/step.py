@@ -15,7 +15,7 @@ from torch.optim import AdamW, Optimizer
 
 from pipeline.base.contracts import Batch, Prepared, Sequences, Trainable
 from pipeline.base.ranks import CollectiveEntered, Ranks, whole
-from pipeline.base.technique import MakeOptimizer, Step, Technique
+from pipeline.base.technique import Stage, Step
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import RunSettings
 from pipeline.techniques._support.data_parallel import refuse_other_weights
@@ -58,41 +58,18 @@ class Window:
     """Tokens with padding."""
 
 
-Build = Callable[[Experiment, Prepared], Trainable]
-"""Builds the model on its device."""
+Build = Callable[[Experiment, Prepared, Ranks], Step]
+"""Builds the model on the CPU, and returns its Step with the parameters that it trains."""
 
 
-def changed_on_host(experiment: Experiment, trainable: Trainable) -> Trainable:
-    """Let each technique change the model that was built, and return it."""
-    for technique in experiment.techniques:
-        technique.on_host(trainable)
-    return trainable
+def built(experiment: Experiment, prepared: Prepared, ranks: Ranks) -> Step:
+    """Build the model on the CPU, and return its Step with the parameters that it trains."""
+    trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
+    return with_parameters(experiment, trainable, ranks)
 
 
-def on_device(experiment: Experiment, prepared: Prepared) -> Trainable:
-    """Build the model on the CPU and move it to its device, where 4-bit weights are quantized: on a CPU too."""
-    built = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
-    return moved(experiment, changed_on_host(experiment, built))
-
-
-def moved(experiment: Experiment, trainable: Trainable) -> Trainable:
-    """Move the model to its device, unless a technique moves each rank's part of it, and return it."""
-    if not any(technique.moves_model for technique in experiment.techniques):
-        trainable.module.to(experiment.device)
-    return trainable
-
-
-def ranks_of(experiment: Experiment, emit: Callable[[CollectiveEntered], Any] = lambda _: None) -> Ranks:
-    """Return the processes that train together."""
-    return Ranks(experiment.world_size, emit, experiment.tensor_parallel)
-
-
-def build_step(
-    experiment: Experiment, prepared: Prepared, build: Build = on_device, ranks: Ranks | None = None
-) -> Step:
-    """Build the model and return its Step, with every technique applied, for this process as one of `ranks`."""
-    trainable, ranks = build(experiment, prepared), ranks or ranks_of(experiment)
-    refuse_other_weights(trainable.module, ranks)
+def with_parameters(experiment: Experiment, trainable: Trainable, ranks: Ranks) -> Step:
+    """Return the Step of a model that was built, with the techniques applied that decide its parameters."""
     step = Step(
         trainable=trainable,
         device=experiment.device,
@@ -103,15 +80,33 @@ def build_step(
         ranks=ranks,
     )
     for technique in experiment.techniques:
-        step = technique.apply(step)
-    return replace(step, make_optimizer=partial(_finished_optimizer, step.make_optimizer, experiment.techniques))
+        if technique.stage <= Stage.ADAPTER:
+            step = technique.apply(step)
+    return step
 
 
-def _finished_optimizer(make: MakeOptimizer, techniques: Sequence[Technique], module: nn.Module) -> Optimizer:
-    """Return the optimizer that the techniques have made, and let each change it."""
-    optimizer = make(module)
-    for technique in techniques:
-        technique.on_optimizer(optimizer)
+def ranks_of(experiment: Experiment, emit: Callable[[CollectiveEntered], Any] = lambda _: None) -> Ranks:
+    """Return the processes that train together."""
+    return Ranks(experiment.world_size, emit, experiment.tensor_parallel)
+
+
+def build_step(experiment: Experiment, prepared: Prepared, build: Build = built, ranks: Ranks | None = None) -> Step:
+    """Build the model and return its Step, with every technique applied, for this process as one of `ranks`.
+
+    The last of them moves the model to its device.
+    """
+    step = build(experiment, prepared, ranks or ranks_of(experiment))
+    refuse_other_weights(step.trainable.module, step.ranks)
+    for technique in experiment.techniques:
+        if technique.stage > Stage.ADAPTER:
+            step = technique.apply(step)
+    return replace(step, make_optimizer=partial(_finished_optimizer, step))
+
+
+def _finished_optimizer(step: Step, module: nn.Module) -> Optimizer:
+    """Return the optimizer that the techniques have made and changed."""
+    optimizer = step.make_optimizer(module)
+    step.change_optimizer(optimizer)
     return optimizer
 
 

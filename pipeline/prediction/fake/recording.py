@@ -14,6 +14,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pipeline.base.contracts import Prepared, Trainable
 from pipeline.base.errors import InvalidInputError, first_line, origin
+from pipeline.base.ranks import Ranks
+from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.fake.cached_operators import CachedFakeTensorMode
@@ -28,7 +30,7 @@ from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import masks_of, without_values
 from pipeline.techniques._support import data_parallel
 from pipeline.training.profiler import record_lifetimes
-from pipeline.training.step import changed_on_host
+from pipeline.training.step import with_parameters
 
 PREDICTION = Path(__file__).parents[1]
 """The folder of the replacements for torch's functions, which are left out of error messages."""
@@ -93,13 +95,13 @@ def _record(experiment: Experiment, prepared: Prepared, num_rows: int, built: Tr
 
     """
 
-    def build(experiment: Experiment, prepared: Prepared) -> Trainable:
+    def build(experiment: Experiment, prepared: Prepared, ranks: Ranks) -> Step:
         trainable = built or _fake_model(experiment, prepared)
         if built is not None:
             leave_out_values(built.module, CPU)
-        changed_on_host(experiment, trainable)
-        quantize(trainable.module)
-        return trainable
+        step = with_parameters(experiment, trainable, ranks)
+        quantize(step.trainable.module)
+        return step
 
     rows = RepeatedRow(prepared.train, num_rows)
     with (
