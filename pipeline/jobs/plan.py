@@ -225,7 +225,7 @@ def _card_plan(
         note_on_links(links, world_size) if links and world_size > 1 else None,
         *counted_causes(causes.values(), len(experiments)),
         *notes_on(experiments, target),
-        *experiments[0].model_notes,
+        *(note for one in experiments[:1] for note in one.model_notes),
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
         *map(evaluation_note, experiments[:1]),
     ]
