@@ -217,6 +217,7 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
     base = configurations.experiment(space.choices[0])
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     experiments = [configurations.experiment(choice) for choice in varied]
+    of_models = dict.fromkeys(note for one in experiments for note in one.model_notes)
     of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
     lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
     problem = ExperimentProblem(
@@ -226,7 +227,7 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
         base=base,
         budget_bytes=parse_budget(values["budget"], total_bytes(device)),
         given=given,
-        notes=(*notes, *sentences(refusals), *notes_on(experiments, hardware), *base.model_notes, *lengths),
+        notes=(*notes, *sentences(refusals), *notes_on(experiments, hardware), *of_models, *lengths),
     )
     _check(problem)
     return problem
