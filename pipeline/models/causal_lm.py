@@ -17,7 +17,6 @@ class CausalLm(CausalModel):
     """Any causal language model of transformers, with random or pretrained weights."""
 
     names: ClassVar[tuple[str, ...]] = tuple(PRESETS)
-    task: ClassVar[str] = "causal_lm"
 
     @classmethod
     def opens(cls, name: str) -> bool:

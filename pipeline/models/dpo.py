@@ -1,7 +1,6 @@
 """Direct preference optimization of causal language models (DPO: https://arxiv.org/abs/2305.18290)."""
 
 from functools import partial
-from typing import ClassVar
 
 import torch.nn.functional as F
 from pydantic import PositiveFloat
@@ -16,8 +15,6 @@ from pipeline.models._support.pairs import PairModel
 
 class Dpo(PairModel):
     """Causal language models that learn to prefer the chosen answer of a pair to the rejected one, by DPO."""
-
-    task: ClassVar[str] = "dpo"
 
     beta: PositiveFloat = 0.1
     """What the difference of a pair's log-probabilities is multiplied by: the larger, the closer to the reference."""

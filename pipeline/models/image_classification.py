@@ -13,7 +13,6 @@ USUAL_SIZE = 224
 class ImageClassification(TaskModel):
     """AutoModelForImageClassification, on made-up images: corpus=random_vectors."""
 
-    task: ClassVar[str] = "image_classification"
     auto_class: ClassVar[str] = "AutoModelForImageClassification"
     made_of: ClassVar[str] = "made-up images and labels"
 

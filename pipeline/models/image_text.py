@@ -18,7 +18,6 @@ from pipeline.models._support.tasks import ELSEWHERE
 class ImageText(TaskModel):
     """AutoModelForImageTextToText, on made-up images, each among sequence_length tokens with its own."""
 
-    task: ClassVar[str] = "image_text"
     auto_class: ClassVar[str] = "AutoModelForImageTextToText"
     made_of: ClassVar[str] = "a made-up image at the beginning of each made-up text, which alone is predicted"
     types: ClassVar[tuple[str, ...]] = ("llava",)

@@ -16,7 +16,6 @@ from pipeline.models._support.task_models import MakeInputs, TextTask, row_gener
 class MaskedLm(TextTask):
     """AutoModelForMaskedLM: hidden tokens of the corpus are predicted."""
 
-    task: ClassVar[str] = "masked_lm"
     auto_class: ClassVar[str] = "AutoModelForMaskedLM"
     made_of: ClassVar[str] = "tokens of the corpus are hidden, and predicted"
 

@@ -14,7 +14,6 @@ from pipeline.models._support.tasks import check_task
 class Reward(PairModel):
     """AutoModelForSequenceClassification with one score, of pairs of a chosen and a rejected answer."""
 
-    task: ClassVar[str] = "reward"
     auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:

@@ -59,11 +59,14 @@ class Expectation:
         num_other = [sum(other[name] != value for name, value in own) for other in self.choices]
         return {other for other, num in enumerate(num_other) if num == 1}
 
-    def beside_leanest(self, peaks: Mapping[int, float], accumulates: Sequence[bool]) -> set[int]:
-        """Return those that differ in one value from the leanest with accumulation, or from that without.
+    def may_be_leanest(self, peaks: Mapping[int, float], accumulates: Sequence[bool], num_tried: int) -> set[int]:
+        """Return those that may need the least memory: all, until NUM_FRUITLESS of them were tried.
 
-        What makes the one lean does not the other: without accumulation no gradients wait for the next micro-batch.
+        Then those that differ in one value from the leanest with accumulation, or from that without: what makes the one
+        lean does not the other, since without accumulation no gradients wait for the next micro-batch.
         """
+        if num_tried < NUM_FRUITLESS:
+            return {*range(len(self.choices))}
         parts = [[number for number in peaks if accumulates[number] == each] for each in (False, True)]
         return {other for part in parts if part for other in self.beside(min(part, key=peaks.__getitem__))}
 

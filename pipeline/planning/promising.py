@@ -17,7 +17,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value, without_size
-from pipeline.planning.expectation import NUM_FRUITLESS, Expectation
+from pipeline.planning.expectation import Expectation
 from pipeline.planning.step_time import CostPrior, estimated
 from pipeline.prediction.predict_all import predict_each
 from pipeline.prediction.prediction import Prediction
@@ -101,9 +101,7 @@ class _Space:
         seconds_N = np.exp(self._expectation.of_all(seconds))[left]
         peaks_N = self._expectation.of_all(peaks)[left]
         if not predictions[best].fits(self._budget_bytes):
-            is_wanted = np.full(len(left), True)
-            if len(known) >= NUM_FRUITLESS:
-                is_wanted = np.isin(left, [*self._expectation.beside_leanest(peaks, self._accumulates)])
+            is_wanted = np.isin(left, [*self._expectation.may_be_leanest(peaks, self._accumulates, len(known))])
             return [int(number) for number in left[is_wanted][np.argsort(peaks_N[is_wanted])][:num_in_round]]
         limit = self._seconds(best, predictions[best])
         is_wanted = (peaks_N <= MAY_FIT) & (seconds_N < limit)

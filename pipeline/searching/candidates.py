@@ -65,8 +65,12 @@ class Candidate:
 def make_candidates(
     choices: Sequence[Choice], experiments: Sequence[Experiment], budget_bytes: int | None = None
 ) -> list[Candidate]:
-    """Return a predicted candidate for each experiment, in their order, as a study of one's own needs them."""
-    return with_predictions([*map(unpredicted, choices, experiments)], experiments, budget_bytes)
+    """Return a predicted candidate for each experiment, in their order, as a study of one's own needs them.
+
+    One that cannot be predicted has the work of one that is alike.
+    """
+    unknown = [*map(unpredicted, choices, experiments)]
+    return with_work_of_alike(with_predictions(unknown, experiments, budget_bytes))
 
 
 def with_predictions(
@@ -74,8 +78,7 @@ def with_predictions(
 ) -> list[Candidate]:
     """Return the candidates of these experiments with their predictions.
 
-    Each has its own, on a card that has `budget_bytes` for it, or the reason why it has none: such a candidate takes
-    the work of one that is alike, in proportion to the micro-batch size.
+    Each has its own, on a card that has `budget_bytes` for it, or the reason why it has none.
     """
     target, predicted = hardware_of(experiments[0].device), [*candidates]
     what = "1 configuration" if len(experiments) == 1 else f"{len(experiments)} configurations"
@@ -83,7 +86,7 @@ def with_predictions(
         for number, outcome in predict_each(experiments, target, budget_bytes=budget_bytes):
             predicted[number] = _predicted(candidates[number], outcome)
             advance(1)
-    return with_work_of_alike(predicted)
+    return predicted
 
 
 def unpredicted(choice: Choice, experiment: Experiment) -> Candidate:
@@ -133,7 +136,7 @@ def with_work_of_alike(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates; those whose work is not known have that of one that is alike.
 
     That is one with the same values except for the size; where there is none, with the most values in common, the
-    first in the order of the space. Of several sizes it is the closest.
+    first in the order of the space. Of several sizes it is the closest, in proportion.
     """
     others = [without_size(one.choice) for one in candidates]
     known: dict[Others, dict[int, Works]] = {}

@@ -27,7 +27,7 @@ from pipeline.memory.device import device_name, find_device, total_bytes
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.command import Predicted, predict_commands
 from pipeline.runtime.run import measured_summary
-from pipeline.searching.candidates import Candidate, with_work_of_alike, without_prediction
+from pipeline.searching.candidates import Candidate, without_prediction
 from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused
 from pipeline.searching.experiment_problem import automatic_budget
 from pipeline.searching.problem import Problem, baseline_choices
@@ -72,7 +72,7 @@ class CommandProblem(Problem):
     def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates with the memory and the work of their commands on the simulated card."""
         outcomes = self._outcomes([self.runnable(one.choice) for one in candidates])
-        return with_work_of_alike(list(map(_candidate, candidates, outcomes)))
+        return list(map(_candidate, candidates, outcomes))
 
     def check_first(self, candidates: Sequence[Candidate]) -> None:
         """Refuse the search on a card that the user has named if none of the first candidates can be simulated.

@@ -20,7 +20,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from pipeline.base.results import Outcome
 from pipeline.config.space import key_of
-from pipeline.planning.expectation import NUM_FRUITLESS
 from pipeline.searching.acquisition import Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate, known_peaks
 from pipeline.searching.expected import expectation_of, with_expectations
@@ -86,18 +85,14 @@ class PredictiveSampler(BaseSampler):  # type: ignore[misc]
             self.candidates = tuple(with_expectations([*known.values()], self.rules.budget_bytes, self.rules.kind))
 
     def predict_leanest(self) -> bool:
-        """Predict those that are expected to need the least memory; return whether one that may was left.
-
-        After NUM_FRUITLESS predictions only what differs in one value from the leanest may need less.
-        """
+        """Predict those that are expected to need the least memory; return whether one that may was left."""
         expected = {number: one.predicted_bytes or 0 for number, one in enumerate(self.candidates) if one.is_expected}
-        if len(self.candidates) - len(expected) >= NUM_FRUITLESS:
-            peaks = {number: float(peak_bytes) for peak_bytes, number in known_peaks(self.candidates)}
-            accumulates = [one.num_passes > 1 for one in self.candidates]
-            beside = expectation_of(self.candidates).beside_leanest(peaks, accumulates)
-            expected = {number: peak for number, peak in expected.items() if number in beside}
-        self.predict(sorted(expected, key=expected.__getitem__)[: self._num_at_once])
-        return bool(expected)
+        peaks = {number: float(peak_bytes) for peak_bytes, number in known_peaks(self.candidates)}
+        accumulates = [one.num_passes > 1 for one in self.candidates]
+        num_tried = len(self.candidates) - len(expected)
+        wanted = expectation_of(self.candidates).may_be_leanest(peaks, accumulates, num_tried) & expected.keys()
+        self.predict(sorted(wanted, key=lambda number: (expected[number], number))[: self._num_at_once])
+        return bool(wanted)
 
     def evaluate(
         self,

@@ -30,12 +30,16 @@ class TransformersModel(Model):
 
     names: ClassVar[tuple[str, ...]] = ()
     task: ClassVar[str]
-    """What it is trained for, the name of its file."""
+    """What it is trained for: the name of its file."""
     auto_class: ClassVar[str]
     """Name of the class of transformers that builds it."""
 
     pretrained: bool = False
     """Load the published weights (from the hub, the hub's local cache or a folder) instead of random weights."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.task = cls.__module__.rpartition(".")[2]
 
     @abstractmethod
     def configuration(self, name: str, vocabulary_size: int) -> Any:

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+from bisect import bisect_left
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,9 @@ def smallest_cap(trace: list[dict[str, Any]], variables: dict[str, str]) -> int:
     requests = compact(trace, torch)
     peak = replay(requests, torch, None)
     assert peak is not None  # without a cap the simulated card has room
-    low, high = 0, -(-peak // GRANULE)
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if replay(requests, torch, middle * GRANULE) is None:
-            low = middle
-        else:
-            high = middle
-    return high * GRANULE
+    smaller = range(GRANULE, peak, GRANULE)
+    num_failing = bisect_left(smaller, True, key=lambda cap: replay(requests, torch, cap) is not None)
+    return GRANULE * (num_failing + 1)
 
 
 def compact(trace: list[dict[str, Any]], torch: Any) -> list[tuple[str, int, int, Any]]:
