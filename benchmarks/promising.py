@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rich.console import Console
 from rows import add_missing
 
 from pipeline.base.contracts import Hardware
@@ -74,7 +73,7 @@ def remembered(known: dict[str, Predicted]) -> Iterator[None]:
 
 def planned(**settings: Any) -> CardPlan:
     """Return the plan of the one card."""
-    [card] = make_plan(settings, Console(quiet=True)).cards
+    [card] = make_plan(settings).cards
     return card
 
 

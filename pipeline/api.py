@@ -49,7 +49,7 @@ def plan(*, log: bool = False, **settings: "Unpack[PlanOptions]") -> "Plan":
     from pipeline.report.shown import Plan
 
     with _progress():
-        findings = make_plan(given, console)
+        findings = make_plan(given)
         if log:
             log_plan(findings, console)
     return Plan.of(findings)

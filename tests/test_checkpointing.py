@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from conftest import ROOT, tiny, with_corpus_of
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from test_export import losses_here, losses_of_script
 from test_training_step import step_and_window
 from torch import Tensor
@@ -193,11 +192,11 @@ def test_a_plan_finds_how_many_layers_to_recompute() -> None:
     shape = {"causal_lm": {"num_layers": 4, "width": 32}, "model": "gpt2-nano", "vocabulary_size": 512}
     space = {"micro_batch_size": [16], "checkpointing": policies, "precision": ["fp32"]}
     given = {"gpu": "cpu", "effective_batch_size": 16, "space": space, **shape}
-    [card] = make_plan(given, Console(quiet=True)).cards
+    [card] = make_plan(given).cards
     peaks = {row.choice["checkpointing"]: row.peak_bytes for row in card.rows}
     assert [*peaks] == policies[:-1] and [*peaks.values()] == sorted(peaks.values(), reverse=True)
     assert any("layers that the model has, 0 to 3, and is full:0-9" in reason for reason in card.skipped)
-    [card] = make_plan({**given, "budget": f"{peaks['full:50%'] // 2**20 + 1}MiB"}, Console(quiet=True)).cards
+    [card] = make_plan({**given, "budget": f"{peaks['full:50%'] // 2**20 + 1}MiB"}).cards
     assert card.recommended is not None and card.recommended.choice["checkpointing"] == "full:50%"
 
 

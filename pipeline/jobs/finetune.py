@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ENTRY = "finetune"
 AUTO_KIND = "auto"
 """The first kind that fits the budget."""
-IN_SHARED = ("budget", "config")
+IN_SHARED = {"budget", "config"}
 """Settings of the search that the settings of all kinds have already."""
 LENGTH = ("num_steps", "eval_steps")
 """Settings that the compared runs have their own values of."""
@@ -122,8 +122,9 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
     found = None
     if chosen is not None:
         say(console, f"searching the fastest configuration of the kind {chosen}")
-        own_settings = merged(length, _search_settings(shared, given))
-        found = run_search(merged(own_settings, nested(own.kinds[chosen])), console)
+        of_search = SearchSettings.model_fields.keys() - IN_SHARED
+        values = {**shared, **{name: value for name, value in given.items() if name in of_search}}
+        found = run_search(merged(merged(length, values), nested(own.kinds[chosen])), console)
     from pipeline.report.shown import Compared, Finetuned, Searched  # imported after the runs
 
     return Finetuned(
@@ -206,13 +207,6 @@ def _of_config(own: KindsSettings, given: Mapping[str, Any]) -> dict[str, Any]:
     return nested({k: v for k, v in dotted(read_config(Path(str(given["config"])))) if k not in varied})
 
 
-def _search_settings(shared: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **shared,
-        **{name: given[name] for name in SearchSettings.model_fields if name in given and name not in IN_SHARED},
-    }
-
-
 def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[tuple[str, Planned]]:
     """Yield the name of each kind with its plan, of every configuration of the compared space.
 
@@ -226,7 +220,7 @@ def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[tuple[st
         device = validate(AllSettings, values, ENTRY).device  # what is wrong with the settings ends the command
         planned = {**values, "gpu": str(find_device(device)), "space": own.compared.space}
         try:
-            [card] = make_plan(planned, Console(quiet=True)).cards
+            [card] = make_plan(planned).cards
         except InvalidInputError as error:
             refused.append(f"{name}: {error}")
             yield name, str(error)

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.settings import Settings
@@ -115,14 +113,14 @@ def _plan(values: Values, space: Values) -> PlanFindings:
     The others have the number format that is expected to be the fastest of the leanest ones.
     """
     leanest = {name: [value] for name, value in LEANEST.items() if _unsupported({**values, name: value}) is None}
-    least = make_plan({**values, "space": {**space, **leanest}}, Console(quiet=True))
+    least = make_plan({**values, "space": {**space, **leanest}})
     start = next((card.recommended for card in least.cards if card.recommended is not None), None)
     if start is None:
         return least
     fastest = {name: [value] for name, value in start.choice.items() if name == "precision"}
     loss_kernel = {name: leanest[name] for name in ("loss_kernel",) if name in leanest}
     others = {**space, **loss_kernel, **fastest}
-    return make_plan({**values, "space": others}, Console(quiet=True))
+    return make_plan({**values, "space": others})
 
 
 def _with_longest(plan: PlanFindings, values: Values) -> PlanFindings:
@@ -131,7 +129,7 @@ def _with_longest(plan: PlanFindings, values: Values) -> PlanFindings:
     if not least:
         return plan
     space = {name: list(dict.fromkeys(choice[name] for choice in least)) for name in least[0]}
-    longest = make_plan({**values, LENGTH: AUTO_LENGTH, "space": space}, Console(quiet=True))
+    longest = make_plan({**values, LENGTH: AUTO_LENGTH, "space": space})
     cards = []
     for card, found in zip(plan.cards, longest.cards, strict=True):
         length = found.recommended.choice[LENGTH] if card.recommended and found.recommended else None

@@ -31,7 +31,6 @@ from pipeline.config.space import (
 )
 from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.plan_settings import PlanSettings, budget_bytes_on, check_world_size, price_per_hour, targets
-from pipeline.jobs.printing import say_notes
 from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.planning.longest import MULTIPLE, Longest, largest_length, longest_of_each
@@ -68,10 +67,10 @@ def plan(given: Mapping[str, Any], console: Console) -> int:
         InvalidInputError: as make_plan(), or the tracking store cannot be reached.
 
     """
-    return 0 if log_plan(make_plan(given, console), console) else 1
+    return 0 if log_plan(make_plan(given), console) else 1
 
 
-def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
+def make_plan(given: Mapping[str, Any]) -> PlanFindings:
     """Return the predicted memory of every configuration; show progress only, and log nothing.
 
     Raises:
@@ -123,7 +122,6 @@ def make_plan(given: Mapping[str, Any], console: Console) -> PlanFindings:
         raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], Experiment(shared), devices[0])
-    say_notes(console, corpus_notes(Experiment(shared)) if lengths_up_to is None else ())
     differing = {*space.dimensions, "device", "budget"}
     differing |= {"effective_batch_size", "accumulation_steps"} if own.effective_batch_sizes else set()
     differing |= set() if lengths_up_to is None else {LENGTH}
@@ -225,9 +223,9 @@ def _card_plan(
         note_on_links(links, world_size) if links and world_size > 1 else None,
         *counted_causes(causes.values(), len(experiments)),
         *notes_on(experiments, target),
-        *(note for one in experiments[:1] for note in one.model_notes),
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
-        *map(evaluation_note, experiments[:1]),
+        *(note for one in experiments[:1] for note in (*one.model_notes, evaluation_note(one))),
+        *(note for one in experiments[:1] if lengths_up_to is None for note in corpus_notes(one)),
     ]
     alone = [row for row in ordered if row.accumulation_steps == 1]  # others keep all gradients in any case
     saves = any(row.category_bytes.get("gradients", 0) > WORTH_SAVING * row.peak_bytes for row in alone)
