@@ -62,10 +62,9 @@ def test_what_is_advised_trains_the_same(plain: tuple[ProfiledRun, Path]) -> Non
     for size, chunks in ((8, True), (4, False), (1, False)):
         cut = {**params, "micro_batch_size": size, "accumulation_steps": 8 // size}
         advised = advise(replace(slow, row=replace(one.row, params=cut), can_chunk_loss=chunks))
-        assert any(advice.setting for advice in advised)
+        assert any(advice.settings for advice in advised)
         for advice in advised:
-            changes = dict(setting.split("=") for setting in (advice.setting or "seed=1").split(", "))
-            assert make_experiment(nested({**cut, **changes}), "main").effective_batch_size == 8
+            assert make_experiment(nested({**cut, **advice.settings}), "main").effective_batch_size == 8
 
 
 def test_a_cut_that_has_no_next_one_is_no_setting(plain: tuple[ProfiledRun, Path]) -> None:
@@ -74,13 +73,13 @@ def test_a_cut_that_has_no_next_one_is_no_setting(plain: tuple[ProfiledRun, Path
     assert one.time is not None and one.micro_batch_size == 8
     idle = replace(one, time=replace(one.time, device_idle_percent=70.0))
     [launches] = [advice for advice in advise(idle) if "idle" in advice.text]
-    assert launches.setting is None and "No larger micro-batch size divides the effective batch" in launches.text
+    assert not launches.settings and "No larger micro-batch size divides the effective batch" in launches.text
     only = replace(findings(idle), advice=(launches,))
     assert report_of(only).answer.endswith(launches.text)
 
 
 def settings_advised(one: ProfiledRun) -> str:
-    return "; ".join(advice.setting or advice.text for advice in advise(one))
+    return "; ".join(advice.change or advice.text for advice in advise(one))
 
 
 def test_memory_and_time_are_told(plain: tuple[ProfiledRun, Path]) -> None:
@@ -124,7 +123,7 @@ def test_dominant_logits_ask_for_a_chunked_loss_or_a_smaller_micro_batch(plain: 
         (False, "micro_batch_size=4, accumulation_steps=2, effective_batch_size=8"),
     ):
         [logits] = [advice for advice in advise(replace(one, can_chunk_loss=can_chunk)) if "Logits" in advice.text]
-        assert logits.setting == setting
+        assert logits.change == setting
         assert logits.evidence.startswith("logits at the peak: ")
     assert one.can_chunk_loss
 
@@ -146,7 +145,7 @@ def test_float32_matrix_products_ask_for_autocast_until_it_is_there(tmp_path: Pa
     found = profiled(tmp_path, **large)
     assert "precision=bf16" in settings_advised(found)
     (tmp_path / "bf16").mkdir()
-    without_bf16 = [one.setting for one in advise(replace(found, autocast="fp16"))]
+    without_bf16 = [one.change for one in advise(replace(found, autocast="fp16"))]
     assert "precision=fp16" in without_bf16 and "precision=bf16" not in without_bf16
     assert "precision=bf16" not in settings_advised(profiled(tmp_path / "bf16", **large, precision="bf16"))
 

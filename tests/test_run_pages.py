@@ -88,7 +88,7 @@ def profiling_findings() -> ProfilingFindings:
     received: list[ProfileMessage] = []
     experiment = tiny()
     profile_run(experiment, experiment.prepare(), received.append)
-    advice = Advice(text="It is large. So it is.", evidence="it: 1 MiB", setting="loss_kernel=chunked")
+    advice = Advice(text="It is large. So it is.", evidence="it: 1 MiB", settings={"loss_kernel": "chunked"})
     return ProfilingFindings(
         entry="profiling",
         question="Where?",

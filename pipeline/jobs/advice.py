@@ -70,7 +70,7 @@ def _logits(profiled: ProfiledRun) -> Advice | None:
     evidence = f"logits at the peak: {size / MIB:,.1f} MiB, {percent:.0f} %"
     if profiled.can_chunk_loss:
         text += "a loss in chunks of tokens does, and fewer tokens per forward pass do."
-        return Advice(text=text, evidence=evidence, setting="loss_kernel=chunked")
+        return Advice(text=text, evidence=evidence, settings={"loss_kernel": "chunked"})
     return _other_cut(f"{text}fewer tokens per forward pass do.", evidence, profiled, larger=False)
 
 
@@ -84,7 +84,7 @@ def _activations(profiled: ProfiledRun) -> Advice | None:
     text = "Activations kept for the backward pass dominate the peak."
     evidence = f"activations at the peak, without logits: {size / MIB:,.1f} MiB, {percent:.0f} %"
     if profiled.row.params["checkpointing"] == "none" and profiled.can_checkpoint:
-        return Advice(text=text, evidence=evidence, setting="checkpointing=every_layer")
+        return Advice(text=text, evidence=evidence, settings={"checkpointing": "every_layer"})
     return _other_cut(text, evidence, profiled, larger=False)
 
 
@@ -117,9 +117,9 @@ def _autocast(profiled: ProfiledRun) -> Advice | None:
     evidence = f"{percent:.0f} % of the matrix products' results are float32; they take {100 * share:.0f} % of the time"
     if asked == "fp32":
         text = "Autocast is not active: matrix products compute in float32."
-        return Advice(text=text, evidence=evidence, setting=f"precision={profiled.autocast}")
+        return Advice(text=text, evidence=evidence, settings={"precision": profiled.autocast})
     text = f"Autocast to {asked} does not reach most matrix products: the model casts to float32 in its own code."
-    return Advice(text=text, evidence=evidence, setting=None)
+    return Advice(text=text, evidence=evidence)
 
 
 def _data(profiled: ProfiledRun) -> Advice | None:
@@ -163,7 +163,7 @@ def _other_cut(text: str, evidence: str, profiled: ProfiledRun, *, larger: bool)
             ("larger", "a larger effective_batch_size") if larger else ("smaller", "a shorter sequence_length")
         )
         none = f"No {which} micro-batch size divides the effective batch, and {other} changes the training."
-        return Advice(text=f"{text} {none}", evidence=evidence, setting=None)
+        return Advice(text=f"{text} {none}", evidence=evidence)
     cut = sizes[0] if larger else sizes[-1]
-    setting = f"micro_batch_size={cut}, accumulation_steps={effective // cut}, effective_batch_size={effective}"
-    return Advice(text=text, evidence=evidence, setting=setting)
+    sizes_of_cut = {"micro_batch_size": cut, "accumulation_steps": effective // cut, "effective_batch_size": effective}
+    return Advice(text=text, evidence=evidence, settings=sizes_of_cut)

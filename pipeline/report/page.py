@@ -3,10 +3,11 @@
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
@@ -38,10 +39,15 @@ class Advice:
     text: str
     evidence: str
     """The measurement that supports it."""
-    setting: str | None = None
-    """The settings to change, with their values, as in `name=value, name=value`; None if none helps."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings to change, with their new values; none if none helps."""
     command: str | None = None
     """The command that tries them, which the report adds."""
+
+    @property
+    def change(self) -> str:
+        """The settings with their values, as text."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 
 @dataclass(frozen=True, kw_only=True)

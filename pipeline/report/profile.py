@@ -74,10 +74,10 @@ def profiling_report(findings: ProfilingFindings) -> Report:
 def _headlines(findings: ProfilingFindings) -> tuple[Headline, ...]:
     """Return the setting to try, the peak, its largest part, and the time per step."""
     found = []
-    tried = _tried(findings)
-    if tried is not None:
-        name, value = next(iter(_changes(tried).items()))
-        found.append(Headline(title="to try", value=f"{name} {value}", detail=tried.evidence))
+    for one in findings.advice[:1]:
+        if one.settings:
+            name, value = next(iter(one.settings.items()))
+            found.append(Headline(title="to try", value=f"{name} {value}", detail=one.evidence))
     if findings.memory is not None:
         peak = findings.memory.peak
         largest, size = max(peak.category_bytes.items(), key=lambda pair: pair[1])
@@ -100,20 +100,9 @@ def _headlines(findings: ProfilingFindings) -> tuple[Headline, ...]:
 
 def _command(findings: ProfilingFindings) -> tuple[str, str]:
     """Return the command that profiles the configuration again, with the setting to try if there is one."""
-    tried = _tried(findings)
-    line = command_of("profiling", findings.row.params, None if tried is None else _changes(tried))
-    return "Profile it again" if tried is None else "Profile it with that setting", line
-
-
-def _tried(findings: ProfilingFindings) -> Advice | None:
-    """Return the first advice if it has settings to change."""
-    return next((one for one in findings.advice[:1] if one.setting), None)
-
-
-def _changes(advice: Advice) -> dict[str, str]:
-    """Return the settings to change, by name."""
-    changes = (setting.partition("=") for setting in (advice.setting or "").split(", "))
-    return {name: value for name, _, value in changes}
+    tried = findings.advice[0].settings if findings.advice else {}
+    line = command_of("profiling", findings.row.params, tried)
+    return "Profile it with that setting" if tried else "Profile it again", line
 
 
 def _longest_phase(time: TimeProfile) -> tuple[str, float]:
@@ -139,7 +128,7 @@ def _answer(findings: ProfilingFindings) -> str:
         sentences.append(f"Most of the time goes into {phase} ({percent:.0f} %).")
     for one in findings.advice[:1]:
         finding = one.text.partition(". ")[0].removesuffix(".")
-        sentences.append(f"{finding}: try {one.setting}." if one.setting else one.text)
+        sentences.append(f"{finding}: try {one.change}." if one.settings else one.text)
     return " ".join(sentences)
 
 
@@ -158,10 +147,10 @@ def _advice(findings: ProfilingFindings) -> tuple[Section, ...]:
     """Return what to try, with a command for each; the terminal shows it as a table."""
     if not findings.advice:
         return ()
-    lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.setting or "-"} for one in findings.advice]
+    lines = [{"finding": one.text, "evidence": one.evidence, "setting": one.change or "-"} for one in findings.advice]
     table = Table.of("advice", "advice", lines, num_on_page=0)
     suggestions = tuple(
-        replace(one, command=command_of("profiling", findings.row.params, _changes(one))) if one.setting else one
+        replace(one, command=command_of("profiling", findings.row.params, one.settings)) if one.settings else one
         for one in findings.advice
     )
     return (Section(title="what to try", suggestions=suggestions, tables=(table,)),)
