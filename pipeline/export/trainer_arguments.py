@@ -55,10 +55,15 @@ def prepares_layers(facts: Facts) -> bool:
 
 
 def trainer_notes(facts: Facts) -> list[str]:
-    """Return what the arguments of length, checkpointing and precision mean, a sentence each."""
+    """Return what the arguments of length, checkpointing and precision mean, and what none expresses."""
     notes = []
     if facts.num_epochs is not None:
-        notes.append(epochs_note(facts, "max_steps", "num_train_epochs"))
+        notes.append(epochs_note(facts, "num_train_epochs"))
+    if facts.sequences == "grouped":
+        notes.append(
+            "Trainer can group sequences by length only across optimizer steps, which is another training: here they "
+            "are not grouped, and there is more padding than measured."
+        )
     if (facts.every_n_layers or 1) > 1 and checkpointing_name() != CHECKPOINTING_NAMES[0]:
         notes.append(
             f"This version of transformers checkpoints every layer or none: every layer here, instead of one of "
@@ -79,11 +84,11 @@ def trainer_notes(facts: Facts) -> list[str]:
     return notes
 
 
-def epochs_note(facts: Facts, of_steps: str, of_epochs: str) -> str:
+def epochs_note(facts: Facts, of_epochs: str) -> str:
     """Return how the optimizer steps follow from the epochs, and what to do with other data."""
     return (
-        f"{of_steps} are the optimizer steps of {of_epochs}={facts.num_epochs:g} on the measured corpus, and count "
-        f"before it: with other data take {of_steps} out."
+        f"max_steps are the optimizer steps of {of_epochs}={facts.num_epochs:g} on the measured corpus, and count "
+        "before it: with other data take max_steps out."
     )
 
 

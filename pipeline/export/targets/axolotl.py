@@ -168,7 +168,7 @@ def _optimizer_notes(facts: Facts) -> list[str]:
     if facts.weight_decay and facts.lora is None:
         notes.append("axolotl does not apply weight decay to biases and norms; measured it was on every parameter.")
     if facts.num_epochs is not None:
-        notes.append(epochs_note(facts, "max_steps", "num_epochs"))
+        notes.append(epochs_note(facts, "num_epochs"))
     if facts.warmup_steps and facts.decays:
         notes.append("Its warm-up is one step later than measured.")
     if facts.warmup_steps == 2 and facts.schedule == "constant":

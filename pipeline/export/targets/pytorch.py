@@ -14,11 +14,9 @@ class PyTorch(Target):
 
     def files(self, facts: Facts) -> dict[str, str]:
         """Return the script, for a model that transformers builds from a configuration."""
-        return (
-            {}
-            if facts.configuration is None
-            else {"train.py": render("train.py.jinja", facts.in_one_process, watched_steps=WATCHED_STEPS)}
-        )
+        if facts.configuration is None:
+            return {}
+        return {"train.py": render("train.py.jinja", facts.in_one_process, watched_steps=WATCHED_STEPS)}
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what data it reads, and whether its losses are the measured ones."""

@@ -45,11 +45,6 @@ class HuggingFace(Target):
                 "make_trainer pads each micro-batch to its longest sequence, as measured; with the JSON alone all "
                 "sequences of a micro-batch need one length, or a data collator that pads."
             )
-        if facts.sequences == "grouped":
-            notes.append(
-                "Trainer can group sequences by length only across optimizer steps, which is another training: here "
-                "they are not grouped, and there is more padding than measured."
-            )
         if facts.in_python:
             notes.append(f"The JSON alone is without {', '.join(facts.in_python)}; make_trainer has it.")
         if facts.weight_decay:

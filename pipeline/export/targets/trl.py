@@ -64,11 +64,6 @@ class Trl(Target):
                 "SFTTrainer hands attention a mask of the padding, which was measured without: the losses are the "
                 "same, memory and time may differ."
             )
-        if facts.sequences == "grouped":
-            notes.append(
-                "SFTTrainer can group sequences by length only across optimizer steps, which is another training: here "
-                "they are not grouped, and there is more padding than measured."
-            )
         if facts.lora and facts.checkpointed and not prepares_layers(facts):
             notes.append(
                 "Beside adapters SFTTrainer lets the embeddings' output require gradients, which checkpointing without "
