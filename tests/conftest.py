@@ -289,6 +289,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return pickle.loads(kept.read_bytes())
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Give a copy of the project, which the tests of a file share."""
+    from project import Project  # it needs what this module defines
+
+    return Project.copy(tmp_path_factory.mktemp("project"))
+
+
 @contextmanager
 def no_synchronization() -> Iterator[None]:
     """Make what waits for the GPU an error."""

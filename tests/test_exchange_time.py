@@ -30,11 +30,6 @@ SHARE = (RANKS - 1) / RANKS
 """Of what is gathered or scattered, which a rank sends."""
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.copy(tmp_path_factory.mktemp("exchange"))
-
-
 def sent(**settings: object) -> Prediction:
     """Return the prediction of a rank that takes several passes."""
     passes = {"micro_batch_size": 1, "effective_batch_size": 4 * RANKS, "precision": "bf16"}

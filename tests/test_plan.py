@@ -28,11 +28,6 @@ from pipeline.report.page import to_html
 CARDS = {**SMALL, "gpu": "rtx4090,t4", "effective_batch_size": "4", "model": "gpt2-nano"}
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.copy(tmp_path_factory.mktemp("plan"))
-
-
 def table(project: Project, name: str) -> pd.DataFrame:
     run_id = project.parent_of("plan").info.run_id
     return pd.read_csv(mlflow.MlflowClient(project.store).download_artifacts(run_id, f"{name}.csv"))

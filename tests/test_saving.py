@@ -73,11 +73,6 @@ def test_a_saved_training_goes_on_as_if_it_had_not_ended(
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.copy(tmp_path_factory.mktemp("saving"))
-
-
-@pytest.fixture(scope="module")
 def saved(project: Project) -> Path:
     """Give a training that was saved after its last step."""
     done = project.here("main", {**SMALL, "micro_batch_size": "2", "effective_batch_size": "4", "save_every": "3"})

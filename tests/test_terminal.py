@@ -23,11 +23,6 @@ from pipeline.runtime.run_folder import folder_name
 SECONDS_TO_THE_FIRST_LINE = 2.0
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.copy(tmp_path_factory.mktemp("project"))
-
-
 @pytest.mark.quick
 @given(
     st.lists(st.sampled_from(["peaks at", "12,345.6 MiB", "± 24 %", "8 x 1024", "of", "tokens/s"])), st.integers(24, 90)

@@ -70,11 +70,6 @@ def test_a_user_model_is_checkpointed(checkpointing: str, tmp_path: Path, monkey
     assert result.finished.block_forwards_per_step == {"none": 4, "every_layer": 8, "every_2_layers": 6}[checkpointing]
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    return Project.copy(tmp_path_factory.mktemp("own"))
-
-
 @pytest.mark.slow
 def test_every_kind_of_entry_point_takes_them(project: Project) -> None:
     config = {"config": "experiments/examples/own.yaml"}

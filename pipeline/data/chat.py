@@ -1,10 +1,11 @@
 """Conversations: questions and answers, rendered by the model's own chat template, with the loss on the answers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
@@ -19,12 +20,12 @@ from pipeline.data._support.chat_template import (
     trained_chat_template,
 )
 from pipeline.data._support.conversation_rows import ConversationEncoder, Found, all_messages
-from pipeline.data._support.data_files import DataFiles, find_data_files
+from pipeline.data._support.data_files import find_data_files
 from pipeline.data._support.hub_datasets import load_dataset
-from pipeline.data._support.rows import READERS, counted, digest_of_files, rows_of
+from pipeline.data._support.rows import READERS, counted, digest_of_files
 from pipeline.data._support.shapes import CHOSEN, Reading
 from pipeline.data._support.tokenizer import Encoded, tokenizer_identity
-from pipeline.data._support.tokenizing import About, Count, Source, encode_all, prepare_tokens
+from pipeline.data._support.tokenizing import About, Source, encode_all, prepare_tokens
 
 SHIPPED = Path(__file__).with_name("questions.jsonl")
 """Short questions and answers about training, computing and the world."""
@@ -156,16 +157,10 @@ class Chat(Corpus):
         return Source(
             name=f"Fitproof's {path.name}" if path == SHIPPED else str(path),
             digest=digest_of_files(files.files),
-            read=partial(_of_files, files),
+            read=lambda count: chain.from_iterable(files.rows(file, count) for file in files.files),
             amount=files.num_bytes,
             note=files.note,
         )
-
-
-def _of_files(files: DataFiles, count: Count) -> Iterator[tuple[str, Any]]:
-    for path in files.files:
-        for place, row in rows_of(path, count):
-            yield files.place(path, place), row
 
 
 def _template(

@@ -1,6 +1,6 @@
 """Text files: documents, or rows with a field of text."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
 from pipeline.data._support.data_files import DataFiles, find_data_files
-from pipeline.data._support.rows import READERS, digest_of_files, kind_of, rows_of, text_of
+from pipeline.data._support.rows import READERS, digest_of_files, kind_of, text_of
 from pipeline.data._support.text_rows import TextField
 from pipeline.data._support.tokenizing import Count, Source, prepare_text
 
@@ -43,9 +43,7 @@ class TextFiles(Corpus):
 def _documents(files: DataFiles, column: TextField, count: Count) -> Iterator[str]:
     column.begin()
     for path in files.files:
-        yield from [text_of(path, count)] if kind_of(path) in DOCUMENTS else _of_rows(files, path, column, count)
-
-
-def _of_rows(files: DataFiles, path: Path, column: TextField, count: Count) -> Iterable[str]:
-    rows = ((files.place(path, place), row) for place, row in rows_of(path, count))
-    return column.texts(rows, str(path))
+        if kind_of(path) in DOCUMENTS:
+            yield text_of(path, count)
+        else:
+            yield from column.texts(files.rows(path, count), str(path))

@@ -2,13 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.data._support.rows import READERS, kind_of
+from pipeline.data._support.rows import READERS, Row, kind_of, rows_of
 
 SPLITS: Mapping[str, frozenset[str]] = {
     "train": frozenset({"train", "training"}),
@@ -29,9 +29,10 @@ class DataFiles:
     ignored: tuple[Path, ...] = ()
     """Of the same folder, but not read."""
 
-    def place(self, path: Path, place: str) -> str:
-        """Return the place of a row, with the name of its file where there are several."""
-        return place if len(self.files) == 1 else f"{path.name}, {place}"
+    def rows(self, path: Path, count: Callable[[int], None]) -> Iterator[tuple[str, Row]]:
+        """Yield the rows of one of them, each with its place, which names the file where there are several."""
+        for place, row in rows_of(path, count):
+            yield place if len(self.files) == 1 else f"{path.name}, {place}", row
 
     @property
     def num_bytes(self) -> int:

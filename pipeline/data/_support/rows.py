@@ -39,7 +39,7 @@ def kind_of(path: Path) -> str:
     return ("", *suffixes)[-2 if suffixes and suffixes[-1] in COMPRESSED and len(suffixes) > 1 else -1]
 
 
-def rows_of(path: Path, count: Callable[[int], None] = lambda num_bytes: None) -> Iterator[tuple[str, Row]]:
+def rows_of(path: Path, count: Callable[[int], None]) -> Iterator[tuple[str, Row]]:
     """Return the rows of a file, each with its place; `count` receives the bytes of the file as they are read.
 
     Raises:
@@ -51,7 +51,7 @@ def rows_of(path: Path, count: Callable[[int], None] = lambda num_bytes: None) -
         yield from READERS[kind](path, stream)
 
 
-def text_of(path: Path, count: Callable[[int], None] = lambda num_bytes: None) -> str:
+def text_of(path: Path, count: Callable[[int], None]) -> str:
     """Return the content of a file as text; raise InvalidInputError if it is not UTF-8."""
     with _opened(path, count) as stream:
         return "".join(_text(path, stream))
