@@ -104,7 +104,6 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
 
 
 def _log_simulation(settings: SimulateSettings, console: Console) -> Simulation:
-    wanted = wanted_run(settings)
     jobs: list[Job] = []
     with ExitStack() as stack:
 
@@ -114,8 +113,7 @@ def _log_simulation(settings: SimulateSettings, console: Console) -> Simulation:
                 import pipeline.jobs.publish  # noqa: F401
                 from pipeline.tracking.job import open_job
 
-                subject = shlex.join(wanted.command)[:100]
-                jobs.append(stack.enter_context(open_job("simulate", subject, settings.output)))
+                jobs.append(stack.enter_context(open_job("simulate", settings.command[:100], settings.output)))
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fitproof-")))
         found = run_simulation(settings, folder, partial(say, console), open_meanwhile)

@@ -79,7 +79,10 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
         return ()
     lines = [
         {"place": place, "about": one.about, "chance": f"{100 * (one.chance or 0):.0f} %"}
-        | {name: round(100 * (value / speed - 1), 1) for name, value in _interval(one).items()}
+        | {
+            name: round(100 * (value / speed - 1), 1)
+            for name, value in {"low": one.slow, "middle": one.speed, "high": one.fast}.items()
+        }
         for place, one in enumerate(likely)
     ]
     names = [_difference(one.choice, answer) for one in likely]
@@ -97,10 +100,6 @@ def certificate_plots(findings: SearchFindings, configurations: Sequence[Configu
     )
     title = "configurations that may be faster than the answer (green), with their probability (lines: 95 % intervals)"
     return (Panel(title=title, chart=chart, height=names_height(names)).alone("may_be_faster"),)
-
-
-def _interval(one: Configuration) -> dict[str, float]:
-    return {"low": one.slow, "middle": one.speed, "high": one.fast}
 
 
 def _difference(choice: Mapping[str, Any], answer: Mapping[str, Any]) -> str:

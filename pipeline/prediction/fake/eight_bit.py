@@ -16,7 +16,7 @@ from torch import Tensor
 from pipeline.config.experiment import Experiment
 
 CODES = 256
-"""Numbers that a state of 8 bits can have."""
+"""Numbers that 8 bits can have: those of a state, or of a scale that is quantized itself."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def quantized_states(experiment: Experiment) -> Iterator[None]:
     functional, on_cpu = import_module("bitsandbytes.functional"), import_module("bitsandbytes.backends.cpu.ops")
     updates = ("optimizer_update_8bit_blockwise", "optimizer_update_32bit")
     replaced: list[tuple[Any, str, Any]] = [
-        (functional, "create_dynamic_map", _unread_map),
+        (functional, "create_dynamic_map", unread_map),
         *((torch.ops.bitsandbytes, name, getattr(on_cpu, f"_{name}_cpu")) for name in updates),
     ]
     with ExitStack() as stack:
@@ -41,5 +41,6 @@ def quantized_states(experiment: Experiment) -> Iterator[None]:
         yield
 
 
-def _unread_map(*_: Any, **__: Any) -> Tensor:
+def unread_map(*_: Any, **__: Any) -> Tensor:
+    """Return a map of 8-bit codes in place of bitsandbytes' create_dynamic_map, which reads it."""
     return torch.empty(CODES)

@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.library import Library
 
+from pipeline.prediction.fake.eight_bit import unread_map
 from pipeline.techniques._support import quantized_layers
-
-NUM_CODES = 256
-"""Values of the 8 bits of a scale that is quantized itself (bitsandbytes, create_dynamic_map)."""
 
 
 @contextmanager
@@ -76,7 +74,7 @@ def _operators() -> Iterator[None]:
         library.impl("gemm_4bit", _product, "AutogradCPU")  # type: ignore[no-untyped-call]
         library.impl("quantize_4bit", _quantize_on_cpu, "AutogradCPU")  # type: ignore[no-untyped-call]
         with (
-            patch.object(functional, "create_dynamic_map", lambda *_, **__: torch.empty(NUM_CODES)),
+            patch.object(functional, "create_dynamic_map", unread_map),
             patch.dict(functional.name2qmap, clear=True),
             patch.dict(utils._code_4bit_cache, clear=True),
             patch.object(default, "_get_4bit_quantize_bounds", cache(default._get_4bit_quantize_bounds.__wrapped__)),
