@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from pipeline.base.processes import num_cores
 from pipeline.base.results import Outcome, Result
 from pipeline.base.technique import ROUNDOFF, Mathematics
 from pipeline.base.units import MIB, parse_budget
-from pipeline.config.command import ACCUMULATION, Command, Runnable, remedies
+from pipeline.config.command import Command, Runnable, remedies
 from pipeline.config.command_template import Template, make_template
 from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import why_untimed
@@ -58,16 +57,6 @@ class CommandProblem(Problem):
     def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return each configuration with assumed work, in their order."""
         return [_unpredicted(choice, self.runnable(choice), is_simulated=self.card is not None) for choice in choices]
-
-    @property
-    def num_predicted_at_once(self) -> int:
-        """One for each core: a simulated run takes about as long as a trial."""
-        return num_cores()
-
-    @property
-    def num_predicted_first(self) -> int:
-        """As many as at once; all where nothing is simulated."""
-        return num_cores() if self.card else len(self.space.choices)
 
     def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates with the memory and the work of their commands on the simulated card."""
@@ -192,18 +181,17 @@ class CommandProblem(Problem):
     def own_conditions(self) -> dict[str, Any]:
         """The command with its files."""
         return {
-            **{name: value for name, value in self.params.items() if name not in ("device", "time_limit")},
+            **{name: value for name, value in self.shared_params.items() if name not in ("device", "time_limit")},
             **self.template.digests,
             "patch": self.settings.patch,
             "env": self.settings.env,
         }
 
     @property
-    def params(self) -> dict[str, Any]:
+    def shared_params(self) -> dict[str, Any]:
         """The command with its placeholders, and what all of its runs share."""
-        varied = {MICRO_BATCH, ACCUMULATION, *self.space.dimensions}
         return {
-            **{name: value for name, value in self.base.params().items() if name not in varied},
+            **{name: value for name, value in super().shared_params.items() if name != MICRO_BATCH},
             "command": shlex.join(self.template.words),
             "budget": f"{self.budget_bytes / MIB:g}MiB",
             "gpu": None if self.card is None else self.card.name,
@@ -213,17 +201,7 @@ class CommandProblem(Problem):
     def settings_for_workers(self) -> dict[str, Any]:
         """All settings of the search, with the budget that an automatic one is here."""
         settings = self.settings.model_dump(mode="json", exclude={*_OF_OWN_TRAININGS})
-        return {**settings, "budget": self.params["budget"]} if self.settings.budget == "auto" else settings
-
-    @property
-    def output(self) -> Path:
-        """Folder of the results on local disk."""
-        return self.settings.output
-
-    @property
-    def seed(self) -> int:
-        """Zero: the command has a seed of its own."""
-        return 0
+        return {**settings, "budget": self.shared_params["budget"]} if self.settings.budget == "auto" else settings
 
 
 def make_command_problem(given: Mapping[str, Any]) -> CommandProblem:
@@ -271,6 +249,10 @@ def _problem(given: Mapping[str, Any], settings: CommandSearchSettings, template
         notes=(*notes, *sentences(refusals), *_notes(template, space, card, device)),
         template=template,
         budget_bytes=budget_bytes,
+        num_predicted_first=num_cores() if card else len(space.choices),  # all where nothing is simulated
+        num_predicted_at_once=num_cores(),  # a simulated run takes about as long as a trial
+        output=settings.output,
+        seed=0,  # the command has one of its own
         card=card,
     )
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ SHARE_OF_FREE, BUDGET_STEP_MIB = 0.8, 512
 """The automatic budget of a GPU: this share of its free memory, rounded down to a multiple of the step."""
 PREDICTED_PER_CORE = 4
 """Configurations that are predicted together for each core: a prediction takes a second or less."""
-NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit", "accumulation_steps")
+NOT_PART_OF_IDENTITY = ("output", "dataset_size", "time_limit")
 """Settings that do not affect a measurement, or follow from others."""
 
 
@@ -61,16 +60,6 @@ class ExperimentProblem(Problem):
     def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return what is known of each configuration before its prediction, in their order."""
         return [unpredicted(choice, self.runnable(choice)) for choice in choices]
-
-    @property
-    def num_predicted_at_once(self) -> int:
-        """PREDICTED_PER_CORE for each core."""
-        return PREDICTED_PER_CORE * num_cores()
-
-    @property
-    def num_predicted_first(self) -> int:
-        """As many as a plan predicts without choosing."""
-        return FEWEST
 
     def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates with their predictions, in their order."""
@@ -117,16 +106,6 @@ class ExperimentProblem(Problem):
         return {**own, **shared, "space": {name: list(values) for name, values in dimensions.items()}}
 
     @property
-    def output(self) -> Path:
-        """Folder of the results on local disk."""
-        return self.base.settings.output
-
-    @property
-    def seed(self) -> int:
-        """The seed of the runs."""
-        return self.base.settings.seed
-
-    @property
     def baselines(self) -> list[Choice]:
         """Configurations with the default of every dimension, the largest micro-batch first."""
         return baseline_choices(self.space, default_values())
@@ -159,9 +138,8 @@ class ExperimentProblem(Problem):
     @property
     def own_conditions(self) -> dict[str, Any]:
         """The settings that all trials share, the code of user techniques, the corpus, and whether lengths vary."""
-        left_out = {*NOT_PART_OF_IDENTITY, *self.space.dimensions}
         return {
-            **{name: value for name, value in self.base.params().items() if name not in left_out},
+            **{name: value for name, value in self.shared_params.items() if name not in NOT_PART_OF_IDENTITY},
             **self._user_techniques(),
             **({"lengths": "of each micro-batch"} if self.base.lengths_vary else {}),
             "corpus_digest": self.base.read_corpus().digest,
@@ -226,6 +204,10 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
         space=space,
         base=base,
         budget_bytes=parse_budget(values["budget"], total_bytes(device)),
+        num_predicted_first=FEWEST,  # as many as a plan predicts without choosing
+        num_predicted_at_once=PREDICTED_PER_CORE * num_cores(),
+        output=base.settings.output,
+        seed=base.settings.seed,
         given=given,
         notes=(*notes, *sentences(refusals), *notes_on(experiments, hardware), *of_models, *lengths),
     )

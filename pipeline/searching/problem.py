@@ -30,6 +30,14 @@ class Problem(ABC):
     base: Runnable
     """The first configuration of the space."""
     budget_bytes: int
+    num_predicted_first: int
+    """So many configurations are predicted before the first trial, if there are no more."""
+    num_predicted_at_once: int
+    """So many are predicted together during the search."""
+    output: Path
+    """Folder of the results on local disk."""
+    seed: int
+    """Seed of Optuna's samplers."""
     given: Mapping[str, Any] = field(default_factory=dict)
     """The settings of the command that started the search."""
     notes: tuple[str, ...] = ()
@@ -45,16 +53,6 @@ class Problem(ABC):
 
     def check_first(self, candidates: Sequence[Candidate]) -> None:  # noqa: B027  most need no prediction to be measured
         """Refuse the search if it needs predictions, and none of the first candidates has one."""
-
-    @property
-    @abstractmethod
-    def num_predicted_at_once(self) -> int:
-        """So many configurations are predicted together during the search."""
-
-    @property
-    @abstractmethod
-    def num_predicted_first(self) -> int:
-        """So many configurations are predicted before the first trial, if there are no more."""
 
     @abstractmethod
     def runnable(self, choice: Choice) -> Runnable:
@@ -119,16 +117,6 @@ class Problem(ABC):
     def settings_for_workers(self) -> dict[str, Any]:
         """The settings by which a worker elsewhere makes the same problem, as JSON values; no budget is automatic."""
 
-    @property
-    @abstractmethod
-    def output(self) -> Path:
-        """Folder of the results on local disk."""
-
-    @property
-    @abstractmethod
-    def seed(self) -> int:
-        """Seed of Optuna's samplers."""
-
     def why_none_runs(self, choice: Choice, first: Result) -> str | None:
         """Return why nothing can be measured, as the first plain run shows; None if it does not."""
         return None
@@ -141,12 +129,7 @@ class Problem(ABC):
     def shared_params(self) -> dict[str, Any]:
         """The settings that no configuration changes, by dotted name."""
         varied = {ACCUMULATION, *self.space.dimensions}
-        return {name: value for name, value in self.params.items() if name not in varied}
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The settings of its runs, by dotted name."""
-        return self.base.params()
+        return {name: value for name, value in self.base.params().items() if name not in varied}
 
     @property
     def conditions(self) -> dict[str, Any]:
