@@ -17,10 +17,11 @@ from optuna.trial import TrialState, create_trial
 from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.memory.work import Work
+from pipeline.planning.expectation import indicators
 from pipeline.searching import memory_model, time_model
 from pipeline.searching.acquisition import REPEATED_GAPS, Acquisition, Rules, evaluate
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import LEARNING_RATE, Gaussian, indicators, leave_one_out_residuals
+from pipeline.searching.gaussian import LEARNING_RATE, Gaussian, leave_one_out_residuals
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.sampler import NothingLeftError, PredictiveSampler
 from pipeline.searching.trial_length import TrialLength

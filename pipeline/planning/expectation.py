@@ -83,10 +83,19 @@ class Expectation:
 
     @cached_property
     def _features_NF(self) -> Vector:
-        is_value = [
-            [float(choice[name] == value) for name, own in self.values.items() for value in own]
-            for choice in self.choices
-        ]
-        of_each_NV = np.hstack([np.ones((len(self.sizes), 1)), np.array(is_value).reshape(len(self.sizes), -1)])
+        of_each_NV = np.hstack([np.ones((len(self.sizes), 1)), indicators(self.choices)[0]])
         sizes_N1 = np.array(self.sizes, dtype=np.float64)[:, None]
         return np.hstack([of_each_NV, of_each_NV / sizes_N1, of_each_NV * sizes_N1 / sizes_N1.max()])
+
+
+def indicators(choices: Sequence[Choice]) -> tuple[Vector, list[tuple[str, Value]]]:
+    """Return ones and zeros for each value of each dimension but the micro-batch size, and what each column is of."""
+    columns, parts = list[tuple[str, Value]](), [np.zeros((len(choices), 0))]
+    for name in choices[0]:
+        if name == MICRO_BATCH:
+            continue
+        values = [choice[name] for choice in choices]
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+        columns += [(name, value) for value in numbers]
+        parts.append(np.eye(len(numbers))[[numbers[value] for value in values]])
+    return np.hstack(parts), columns

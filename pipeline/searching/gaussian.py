@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.special import log_ndtr, ndtr
 
-from pipeline.config.space import MICRO_BATCH, Choice, Value
 from pipeline.training.timing import Timing, log_likelihood_of_spread
 
 Vector = NDArray[np.float64]
@@ -301,16 +300,3 @@ def _weights(log_marginal_likelihood_MK: Matrix) -> Matrix:
     unscaled_MK = np.exp(LEARNING_RATE * (log_marginal_likelihood_MK - log_marginal_likelihood_MK.max(axis=0)))
     weights_MK: Matrix = unscaled_MK / unscaled_MK.sum(axis=0)
     return weights_MK
-
-
-def indicators(choices: Sequence[Choice]) -> tuple[Matrix, list[tuple[str, Value]]]:
-    """Return ones and zeros for each value of each dimension but the micro-batch size, and what each column is of."""
-    columns, parts = list[tuple[str, Value]](), [np.zeros((len(choices), 0))]
-    for name in choices[0]:
-        if name == MICRO_BATCH:
-            continue
-        values = [choice[name] for choice in choices]
-        numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-        columns += [(name, value) for value in numbers]
-        parts.append(np.eye(len(numbers))[[numbers[value] for value in values]])
-    return np.hstack(parts), columns

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from pipeline.planning.expectation import indicators
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import Gaussian, Vector, indicators
+from pipeline.searching.gaussian import Gaussian, Vector
 
 DEVIATION = {"cpu": 0.002, "cuda": 0.02}
 """Prior standard deviation of a prediction's error, as a fraction: on a CPU far beyond the worst of 93 measured

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeline.planning.expectation import indicators
 from pipeline.searching.candidates import Candidate
-from pipeline.searching.gaussian import Matrix, Vector, indicators
+from pipeline.searching.gaussian import Matrix, Vector
 
 LENGTH_SCALE = 1.0
 """Doublings of the micro-batch size over which a smooth effect changes."""
