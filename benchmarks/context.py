@@ -6,12 +6,10 @@ Each row is a clean process that trains a small model for three optimizer steps 
 """
 
 import argparse
-import datetime
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from exit_code import exit_code_of
+from exit_code import exit_code_of, files_parser
 
 from pipeline.base.units import MIB
 from pipeline.memory.device import find_device, hardware_of
@@ -24,10 +22,8 @@ SHOWN = ("device_name", "device_memory_mib", "driver", "cuda", "torch", "transfo
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure all rows and write the table; return the exit code: 0, 2 invalid input, 130 interrupted."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = files_parser(__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the file")
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the file is written")
     given = parser.parse_args(words)
     return exit_code_of(lambda: _run(given))
 

@@ -9,7 +9,6 @@ another layout or type, which torch itself makes.
 
 import argparse
 import csv
-import datetime
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exit_code import exit_code_of
+from exit_code import exit_code_of, files_parser
 from torch import Tensor, nn
 
 from pipeline.memory.device import device_name, find_device
@@ -199,9 +198,7 @@ def rows(*, has_convolutions: bool = True) -> Iterator[Row]:
 
 def main() -> int:
     """Write the table of this machine's GPU, and beside each row that of a simulated card; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the file is written")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the file")
+    parser = files_parser(__doc__)
     parser.add_argument("--simulated", action="store_true", help="print what is taken on the card that is simulated")
     parser.add_argument("--without_convolutions", action="store_true", help="recurrent nets and CTC alone")
     given = parser.parse_args()

@@ -1,16 +1,27 @@
-"""The exit code of a benchmark that can be interrupted, or ends when its time is over."""
+"""What benchmarks share as commands: the options of their files, a limit of time, and the exit code."""
 
+import argparse
+import datetime
 import math
 import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.runtime.signals import INTERRUPTED
 
 UNFINISHED = os.EX_TEMPFAIL
 """The exit code if something is left, mostly because the time was over."""
+
+
+def files_parser(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the date and the folder of a benchmark's files; `about` is its description."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
+    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the files are written")
+    return parser
 
 
 class Deadline:

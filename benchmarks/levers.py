@@ -10,7 +10,6 @@ added to the file as it ends: the same command resumes an interrupted one.
 """
 
 import argparse
-import datetime
 import json
 import random
 import statistics
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exit_code import Deadline, exit_code_of
+from exit_code import Deadline, exit_code_of, files_parser
 from journal import Journal
 from levers_page import names_in_journal, page, waterfall
 
@@ -65,14 +64,12 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure what is left, and write the page; return the exit code, as exit_code_of() does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = files_parser(__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try this script out")
     parser.add_argument("--variants", help="some of them, with commas between; the baselines run always")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each variant")
     parser.add_argument("--minutes", type=float, help="begin no run after this many minutes")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
     given = parser.parse_args(words)
     return exit_code_of(lambda: _run(given))
 

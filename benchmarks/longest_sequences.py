@@ -11,7 +11,6 @@ tries every multiple of 64). The rows of a model are added to the file as they e
 """
 
 import argparse
-import datetime
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exit_code import Deadline, exit_code_of
+from exit_code import Deadline, exit_code_of, files_parser
 from journal import Journal
 from model_by_card import _chosen
 
@@ -62,14 +61,12 @@ COLUMNS = ("model", "adapter", "micro_batch_size", "gib", "budget_gib", "length"
 
 def main(words: Sequence[str] | None = None) -> int:
     """Search what is left, and write the page; return the exit code, as exit_code_of() does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = files_parser(__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help="with commas between; by default all")
     parser.add_argument("--gib", default=",".join(map(str, MEMORY_GIB)), help="sizes of memory; by default all")
     parser.add_argument("--adapters", default=",".join(ADAPTERS), help="by default all")
     parser.add_argument("--processes", type=int, default=1, help="models that are searched at once")
     parser.add_argument("--minutes", type=float, help="begin no search after this many minutes")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
     return exit_code_of(lambda: _run(parser.parse_args(words)))
 
 

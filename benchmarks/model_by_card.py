@@ -9,7 +9,6 @@ to the file as it ends: the same command resumes an interrupted one. gpt2-medium
 """
 
 import argparse
-import datetime
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exit_code import Deadline, exit_code_of
+from exit_code import Deadline, exit_code_of, files_parser
 from journal import Journal
 
 from fitproof import plan
@@ -53,13 +52,11 @@ COLUMNS = (
 
 def main(words: Sequence[str] | None = None) -> int:
     """Plan what is left, and write the page; return the exit code, as exit_code_of() does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = files_parser(__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help="with commas between; by default all")
     parser.add_argument("--gib", default=",".join(map(str, CARDS)), help="memory of the cards; by default all")
     parser.add_argument("--tiny", action="store_true", help="two layers of each model")
     parser.add_argument("--minutes", type=float, help="begin no plan after this many minutes")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
     return exit_code_of(lambda: _run(parser.parse_args(words)))
 
 

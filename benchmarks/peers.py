@@ -8,7 +8,6 @@ to the .csv as it ends; the same command resumes an interrupted one.
 """
 
 import argparse
-import datetime
 import os
 import statistics
 import sys
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkout import ROOT
-from exit_code import Deadline, exit_code_of
+from exit_code import Deadline, exit_code_of, files_parser
 from journal import Journal
 from peer_run import BARE, PEERS, run
 from peers_cases import CONFIGURATIONS, FRAMEWORKS, MODELS, Case, about_machine, cases_of, conditions_of, schedule
@@ -57,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = files_parser(__doc__)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--models", help="with commas between; by default gpt2-nano on a CPU, gpt2 and gpt2-medium")
     parser.add_argument("--configurations", default=",".join(CONFIGURATIONS), help="with commas between")
@@ -66,8 +64,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num_steps", type=int, default=20)
     parser.add_argument("--minutes", type=float, help="begin no run after this many minutes")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try this script out")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
-    parser.add_argument("--folder", type=Path, default=ROOT / "benchmarks", help="where the files are written")
     return parser
 
 

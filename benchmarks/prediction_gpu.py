@@ -8,7 +8,6 @@ ends: the same command resumes an interrupted one.
 """
 
 import argparse
-import datetime
 import json
 import statistics
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exit_code import Deadline, exit_code_of
+from exit_code import Deadline, exit_code_of, files_parser
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import write_atomically
@@ -165,13 +164,11 @@ def predictions(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Predict all, write that down, measure all, write the table; return the exit code (exit_code.py)."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = files_parser(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models, for any machine")
     parser.add_argument("--sample", type=int, help="only so many configurations, evenly chosen")
     parser.add_argument("--minutes", type=float, help="begin no run after this many minutes")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the files are written")
     given = parser.parse_args(words)
     return exit_code_of(lambda: _run(given))
 

@@ -10,7 +10,6 @@ process, and of its largest child for each core, if it has children.
 
 import argparse
 import csv
-import datetime
 import json
 import os
 import random
@@ -23,7 +22,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
-from exit_code import exit_code_of
+from exit_code import exit_code_of, files_parser
 from rows import add_missing
 
 from pipeline.base.processes import num_cores
@@ -66,12 +65,10 @@ class Measured:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure all cases that the table lacks; return the exit code: 0, 2 invalid input, 130 interrupted."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = files_parser(__doc__)
     parser.add_argument("--checkout", type=Path, default=Path(__file__).parent.parent, help="the version to measure")
     parser.add_argument("--version", default="this", help="its name in the table")
     parser.add_argument("--cases", nargs="*", default=[*CASES], help="names of cases")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the files are written")
     given = parser.parse_args(words)
     return exit_code_of(lambda: _run(given))
 

@@ -8,16 +8,14 @@ measured ones follow the time model with a residual and noise, and are those tha
 """
 
 import argparse
-import datetime
 import math
 import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import product
-from pathlib import Path
 
-from exit_code import exit_code_of
+from exit_code import exit_code_of, files_parser
 
 from pipeline.config.space import Choice
 from pipeline.memory.device import find_device
@@ -96,10 +94,8 @@ def _measurements(candidates: Sequence[Candidate], log_seconds: Mapping[int, flo
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, and write the table; return the exit code, as exit_code_of() does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = files_parser(__doc__)
     parser.add_argument("--tiny", action="store_true", help="few configurations, to try this script out")
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parent, help="where the file is written")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the file")
     given = parser.parse_args(words)
     return exit_code_of(lambda: _run(given))
 

@@ -10,7 +10,6 @@ A run is added to the file as it ends: the same command resumes an interrupted o
 """
 
 import argparse
-import datetime
 import json
 import random
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from exit_code import Deadline, exit_code_of
+from exit_code import Deadline, exit_code_of, files_parser
 from journal import Journal
 
 from pipeline.base.errors import InvalidInputError
@@ -145,7 +144,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = files_parser(__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", help="by default gpt2-nano on a CPU, gpt2 on a GPU")
     parser.add_argument("--effective_batch_size", type=int, help="by default 48, and 12 with --whole")
@@ -154,8 +153,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="a space of four, to try this script out")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--minutes", type=float, help="begin no run after this many minutes")
-    parser.add_argument("--date", default=f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m-%d}", help="of the files")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the files are written")
     return parser
 
 
