@@ -27,12 +27,6 @@ class Expectation:
         """Take the configurations and their micro-batch sizes, which are no dimension where there is but one."""
         self.choices, self.sizes = choices, sizes
 
-    @cached_property
-    def values(self) -> Mapping[str, Sequence[Value]]:
-        """The values of each dimension but the micro-batch size."""
-        names = [name for name in self.choices[0] if name != MICRO_BATCH]
-        return {name: list(dict.fromkeys(choice[name] for choice in self.choices)) for name in names}
-
     def first(self) -> list[int]:
         """Return one configuration, and those that differ from it in one value: the largest, and a small micro-batch.
 
@@ -49,7 +43,8 @@ class Expectation:
             own = (number for number, choice in enumerate(self.choices) if choice.get(name) == value)
             return max(own, key=lambda number: sum(self.choices[number][each] == wanted[each] for each in first))
 
-        likes = [likest(name, value) for name, values in self.values.items() for value in values]
+        _, of_columns = indicators(self.choices)
+        likes = [likest(name, value) for name, value in of_columns]
         likes += [likest(MICRO_BATCH, size) for size in (small, sizes[-1]) if MICRO_BATCH in first]
         return list(dict.fromkeys([self.sizes.index(busy), *likes]))
 

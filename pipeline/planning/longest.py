@@ -12,7 +12,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import why_not_predicted
+from pipeline.prediction.predict_all import or_why_not
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
@@ -55,7 +55,7 @@ def longest_of_each(
 
     The corpus gives the shape of an example, no length.
     """
-    work = partial(_longest_or_error, target=target, budget_bytes=budget_bytes)
+    work = partial(or_why_not, _longest, target=target, budget_bytes=budget_bytes)
     if target.kind == "cuda":  # each length runs in a process of its own
         context_bytes_of(target)  # it is measured once, by no thread beside another
         with ThreadPoolExecutor(num_cores()) as threads:
@@ -67,13 +67,6 @@ def longest_of_each(
         return
     with worker_pool(max(1, min(num_cores(), len(experiments)))) as pool:
         yield from run_all(pool, work, experiments)
-
-
-def _longest_or_error(experiment: Experiment, target: Hardware, budget_bytes: int) -> Longest | InvalidInputError:
-    try:
-        return _longest(experiment, target, budget_bytes)
-    except Exception as error:  # whatever a model or a technique raises
-        return why_not_predicted(error)
 
 
 def _longest(experiment: Experiment, target: Hardware, budget_bytes: int) -> Longest:

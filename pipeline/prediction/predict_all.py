@@ -1,11 +1,12 @@
 """Experiments -> Predictions, several at a time: on a CPU in worker processes, on a card in those of its host."""
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import TypeVar
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError, first_line
@@ -17,6 +18,7 @@ from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.prediction_cache import IRRELEVANT
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
+Found = TypeVar("Found")
 SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
 """Settings of how a batch is split."""
 
@@ -36,7 +38,7 @@ def predict_each(
         yield from _predict_on_card(experiments, target, budget_bytes, is_recorded)
         return
     with worker_pool(max(1, min(num_cores(), len(experiments)))) as pool:
-        yield from run_all(pool, partial(_prediction_or_error, target=target), experiments)
+        yield from run_all(pool, partial(or_why_not, predict, target=target), experiments)
 
 
 def _predict_on_card(
@@ -102,6 +104,14 @@ def _with_work(prediction: Prediction, low: Prediction, high: Prediction) -> Pre
     )
 
 
+def or_why_not(function: Callable[..., Found], *arguments: object, **more: object) -> Found | InvalidInputError:
+    """Return what a function predicts with these arguments, or why it does not."""
+    try:
+        return function(*arguments, **more)
+    except Exception as error:  # whatever a model or a technique raises, as on fake tensors
+        return why_not_predicted(error)
+
+
 def why_not_predicted(error: Exception) -> InvalidInputError:
     """Return what is said of a configuration where predicting it raises this error."""
     if isinstance(error, InvalidInputError):
@@ -115,13 +125,6 @@ def counted_causes(causes: Iterable[str], total: int) -> tuple[str, ...]:
         f"{count} of {total} configurations {'is' if count == 1 else 'are'} not predicted: {cause}"
         for cause, count in Counter(causes).most_common()
     )
-
-
-def _prediction_or_error(experiment: Experiment, target: Hardware) -> Prediction | InvalidInputError:
-    try:
-        return predict(experiment, target)
-    except Exception as error:  # whatever a model or a technique raises on fake tensors
-        return why_not_predicted(error)
 
 
 def _family_of(experiment: Experiment) -> str:
