@@ -63,7 +63,7 @@ def measured(shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "device": "cpu",
             **_labels(experiment, name),
             "allocated_mib": round(peaks.peak_allocated_bytes / MIB, 1),
-            "sequence_gflop": round(peaks.sequence_flops / 1e9, 3),
+            "sequence_gflop": round(peaks.pass_work.flops / peaks.micro_batch_size / 1e9, 3),
             "seconds": round(statistics.median(seconds[name][WARMUP:]), 3),
             "more_time_percent": round(100 * (statistics.median(ratios) - 1)),
         }
@@ -78,15 +78,16 @@ def predicted(model: str) -> Iterator[dict[str, Any]]:
             {**shape, **each, **({"offloading_min_mib": 1.0} if len(each) > 1 else {})}, "main"
         )
         peaks = predict(experiment, find_hardware(CARD))
-        plain = plain or peaks.sequence_flops
+        flops = peaks.pass_work.flops / peaks.micro_batch_size
+        plain = plain or flops
         assert peaks.peak_reserved_bytes is not None
         yield {
             "device": CARD,
             **_labels(experiment, name),
             "allocated_mib": round(peaks.peak_allocated_bytes / MIB),
             "reserved_mib": round(peaks.peak_reserved_bytes / MIB),
-            "sequence_gflop": round(peaks.sequence_flops / 1e9, 3),
-            "operations_percent": round(100 * peaks.sequence_flops / plain),
+            "sequence_gflop": round(flops / 1e9, 3),
+            "operations_percent": round(100 * flops / plain),
         }
 
 

@@ -131,7 +131,7 @@ def measured(experiment: Experiment, prediction: Prediction) -> dict[str, Any]:
         "outcome": result.outcome.value,
         "predicted_peak_bytes": prediction.peak_bytes,
         "peak_bytes": None if result.memory is None else result.memory.peak_bytes,
-        "flops_per_sequence": int(prediction.sequence_flops),
+        "flops_per_sequence": int(prediction.pass_work.flops / prediction.micro_batch_size),
         "seconds_total": round(result.seconds_total, 4),
         "seconds_of_steps": " ".join(f"{record.seconds:.5f}" for record in result.steps),
     }

@@ -140,7 +140,7 @@ def test_copies_on_the_host_of_a_card_are_not_counted() -> None:
     plain, lean = (predict(tiny(**shape, **each), find_hardware("t4")) for each in ({}, EVERYTHING))
     kept = [each.breakdown.category_bytes["activations"] for each in (plain, lean)]
     assert kept[1] < 0.5 * kept[0]
-    assert lean.sequence_flops == plain.sequence_flops
+    assert lean.pass_work.flops == plain.pass_work.flops
 
 
 def test_the_exported_script_offloads(tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ def test_operations_are_counted() -> None:
     Their last product (4 of 12 squares of the width) is not recomputed: nothing needs its result.
     """
     sizes: dict[str, Any] = {"micro_batch_size": 1, "causal_lm__width": 128, "causal_lm__num_heads": 4}
-    plain = predict(tiny(**sizes), find_hardware("h100")).sequence_flops
-    again = predict(tiny(**sizes, checkpointing="every_layer"), find_hardware("h100")).sequence_flops
+    plain = predict(tiny(**sizes), find_hardware("h100")).pass_work.flops
+    again = predict(tiny(**sizes, checkpointing="every_layer"), find_hardware("h100")).pass_work.flops
     layers, width, tokens, vocabulary = TINY["causal_lm"]["num_layers"], 128, 32, 512
     products = layers * 12 * width**2 + vocabulary * width
     assert plain == pytest.approx(6 * products * tokens, rel=0.1)

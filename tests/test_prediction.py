@@ -129,7 +129,7 @@ def test_a_mixture_of_experts_is_predicted_within_the_same_error(
     assert prediction.peak_allocated_bytes == pytest.approx(measured(experiment, prepared), rel=0.002)
     on_card = predict(experiment, find_hardware("h100"), prepared)
     assert on_card.peak_allocated_bytes > prediction.peak_allocated_bytes  # its workspaces
-    assert on_card.sequence_flops == pytest.approx(prediction.sequence_flops, rel=0.02)
+    assert on_card.pass_work.flops == pytest.approx(prediction.pass_work.flops, rel=0.02)
 
 
 def test_experts_add_the_operations_of_those_chosen(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_experts_add_the_operations_of_those_chosen(tmp_path: Path) -> None:
     grouped, batched = (
         predict(mixture_of_experts("mixtral", tmp_path, name), CPU, prepared) for name in ("grouped_mm", "batched_mm")
     )
-    assert grouped.sequence_flops == batched.sequence_flops
+    assert grouped.pass_work.flops == batched.pass_work.flops
 
 
 def test_eager_routing_of_experts_is_refused_with_a_remedy(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_operations_equal_those_that_torch_counts(settings: dict[str, Any]) -> N
     )
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         loop.advance(1)
-    assert predict(experiment, CPU).sequence_flops * experiment.effective_batch_size == counter.get_total_flops()
+    assert predict(experiment, CPU).pass_work.flops * experiment.accumulation_steps == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("kernel", ["cudnn_attention", "efficient_attention", "flash_attention_for_cpu"])

@@ -39,11 +39,6 @@ class Prediction:
         return self.pass_work + self.last_pass_work / num_passes
 
     @property
-    def sequence_flops(self) -> float:
-        """Floating-point operations for one sequence, recomputation included: the same for any micro-batch size."""
-        return self.pass_work.flops / self.micro_batch_size
-
-    @property
     def peak_bytes(self) -> int:
         """The peak that a budget limits."""
         return limited_peak(self.peak_allocated_bytes, self.peak_reserved_bytes)
