@@ -24,6 +24,7 @@ import torch
 import vl_convert
 from filelock import FileLock
 
+from pipeline.base.contracts import Hardware
 from pipeline.base.results import StepRecord
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.given import merged, nested
@@ -45,6 +46,7 @@ TINY: dict[str, Any] = {
 }
 
 
+CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 THREE_LEVERS: dict[str, Any] = {
     "micro_batch_size": "divisors",
     "checkpointing": ["none", "every_layer", "every_2_layers"],
@@ -272,6 +274,18 @@ def proxy(postgresql: Any) -> Iterator[Any]:
 
     with proxy_to(postgresql.port) as network:
         yield network
+
+
+@pytest.fixture(scope="module")
+def server(postgresql: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Give a tracking server of MLflow that keeps its runs in PostgreSQL."""
+    from servers import MlflowServer
+
+    store = postgresql.url(postgresql.new_database())
+    server = MlflowServer(tmp_path_factory.mktemp("server"), store, environment=postgresql.environment)
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from pipeline.base.contracts import Hardware
 from pipeline.memory.recorder import LifetimeRecorder, passed_on
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.fake.cached_operators import CachedFakeTensorMode, clear_cache
 from pipeline.prediction.fake.trace import record
 
-CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 RUNS: list[dict[str, Any]] = [
     {"precision": "fp32"},
     {"precision": "bf16", "checkpointing": "every_layer", "accumulation_steps": 2},

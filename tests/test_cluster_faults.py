@@ -185,16 +185,6 @@ class Setting:
         assert all(f"{name}: {value}\n" in config for name, value in WINNER.items()), config
 
 
-@pytest.fixture(scope="module")
-def server(postgresql: Postgresql, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    """Give a tracking server that keeps its runs in PostgreSQL."""
-    store = postgresql.url(postgresql.new_database())
-    server = MlflowServer(tmp_path_factory.mktemp("server"), store, environment=postgresql.environment)
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def setting(tmp_path: Path, server: MlflowServer, postgresql: Postgresql, database_url: str) -> Iterator[Setting]:
     """Give a project with a study of its own, whose runs are in an experiment of its own."""

@@ -50,12 +50,7 @@ def project(tmp_path: Path) -> Project:
 def smallest_budget_mib() -> int:
     """Return the smallest budget in whole MiB that the run of RUN is predicted to fit."""
     experiment = make_experiment(nested({**RUN, "device": "cpu"}), "main")
-    prediction = predict(experiment, hardware_of(find_device("auto")))
-    low, high = 1, int(prediction.peak_reserved_bytes or 0) // MIB + 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if prediction.fits(middle * MIB) else (middle + 1, high)
-    return high
+    return -(-predict(experiment, hardware_of(find_device("auto"))).smallest_budget_bytes // MIB)
 
 
 def test_a_run_fits_its_predicted_smallest_budget_and_no_smaller_one(project: Project) -> None:

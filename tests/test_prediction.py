@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, TINY, tiny, with_corpus_of
+from conftest import CPU, ROOT, TINY, tiny, with_corpus_of
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import AutoConfig, masking_utils
 
 import fitproof
-from pipeline.base.contracts import Hardware, Prepared
+from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.results import MemoryUse, StepRecord
 from pipeline.config.experiment import Experiment, make_experiment
@@ -34,7 +34,6 @@ from pipeline.prediction.predict_all import predict_each
 from pipeline.training.loop import Loop, Message, train
 from pipeline.training.step import build_step, make_optimizer
 
-CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 WIDE: Mapping[str, Any] = {"causal_lm__width": 64, "causal_lm__num_heads": 4, "sequence_length": 64}
 DEEP: Mapping[str, Any] = {**WIDE, "causal_lm__num_layers": 4, "vocabulary_size": 2048}
 CASES: list[dict[str, Any]] = [

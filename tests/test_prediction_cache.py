@@ -8,16 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, tiny
+from conftest import CPU, ROOT, tiny
 from test_adapter import write_configuration
 
-from pipeline.base.contracts import Hardware
 from pipeline.prediction import prediction_cache
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction_cache import CODE, cached, code_digest, prediction_file
-
-CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 
 
 @pytest.fixture

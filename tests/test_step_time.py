@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, tiny
+from conftest import CPU, ROOT, tiny
 from step_time import ESTIMATES, T4, case_of, errors, estimates, published_cases, table
 
 from pipeline.base.contracts import Hardware
@@ -22,7 +22,6 @@ from pipeline.prediction.prediction import Prediction
 from pipeline.simulation.cards import CARDS
 
 COSTS = np.array([1e-12, 1e-13, *3 * [1e-14], 2e-12, 2e-13, *3 * [2e-14], 1e-11, 1e-10, 1e-9, 1e-9, 1e-5, 2e-5])
-CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 
 
 def test_launches_overlap_with_the_work_on_a_gpu_and_add_to_it_on_a_cpu() -> None:

@@ -18,16 +18,6 @@ SECONDS_AWAY = 20
 TIMEOUT = "2"
 
 
-@pytest.fixture(scope="module")
-def server(postgresql: Postgresql, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    """Give a tracking server that keeps its runs in PostgreSQL."""
-    store = postgresql.url(postgresql.new_database())
-    server = MlflowServer(tmp_path_factory.mktemp("server"), store, environment=postgresql.environment)
-    server.start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def proxy(server: MlflowServer) -> Iterator[Proxy]:
     """Give a network to the server."""

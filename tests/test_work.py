@@ -6,17 +6,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny
+from conftest import CPU, tiny
 from torch import Tensor
 
-from pipeline.base.contracts import Hardware
 from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.work import OTHER_AMOUNTS, Work
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.fake.trace import record
 from pipeline.prediction.predict import predict
 
-CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 MATRIX = 4 * 8 * 16
 """Bytes of a float32 matrix of 8 x 16."""
 

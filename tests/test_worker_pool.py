@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import ROOT, Received, tiny
+from conftest import CPU, ROOT, Received, tiny
 
-from pipeline.base.contracts import Hardware, Prepared
+from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
@@ -27,8 +27,6 @@ from pipeline.runtime.fork_server import loading, server_pid, start_server, stop
 from pipeline.runtime.placement import Placement
 from pipeline.runtime.run import execute
 from pipeline.runtime.worker_pool import WorkerError, run_all, worker_pool
-
-CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)
 
 
 def square(number: int) -> tuple[int, int]:
