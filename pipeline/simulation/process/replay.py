@@ -46,9 +46,8 @@ def smallest_cap(trace: list[dict[str, Any]], variables: dict[str, str]) -> int:
     requests = compact(trace, torch)
     peak = replay(requests, torch, None)
     assert peak is not None  # without a cap the simulated card has room
-    smaller = range(GRANULE, peak, GRANULE)
-    num_failing = bisect_left(smaller, True, key=lambda cap: replay(requests, torch, cap) is not None)
-    return GRANULE * (num_failing + 1)
+    smaller = range(0, peak, GRANULE)
+    return GRANULE * bisect_left(smaller, True, key=lambda cap: replay(requests, torch, cap) is not None)
 
 
 def compact(trace: list[dict[str, Any]], torch: Any) -> list[tuple[str, int, int, Any]]:
