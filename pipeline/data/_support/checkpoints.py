@@ -104,13 +104,13 @@ def check_weights(name: str, setting: str) -> None:
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
-    if (whole := _file(name, SAFE_WEIGHTS_NAME)) is not None:
+    if (whole := file_of(name, SAFE_WEIGHTS_NAME)) is not None:
         _names_in(whole)
-    elif (index := _file(name, SAFE_WEIGHTS_INDEX_NAME)) is not None:
+    elif (index := file_of(name, SAFE_WEIGHTS_INDEX_NAME)) is not None:
         _check_shards(name, index)
-    elif _file(name, WEIGHTS_NAME) is not None:
+    elif file_of(name, WEIGHTS_NAME) is not None:
         return
-    elif (index := _file(name, WEIGHTS_INDEX_NAME)) is not None:
+    elif (index := file_of(name, WEIGHTS_INDEX_NAME)) is not None:
         _check_shards(name, index)
     else:
         raise InvalidInputError(
@@ -158,7 +158,7 @@ def _check_shards(name: str, index: Path) -> None:
             f"({first_line(error)}); write the checkpoint again"
         ) from error
     for shard in sorted({*shards.values()}):
-        file = _file(name, shard)
+        file = file_of(name, shard)
         if file is None:
             raise InvalidInputError(
                 f"every shard that {index.name} names must be there, and {name} has no {shard}; copy or download it "
@@ -174,7 +174,7 @@ def _check_shards(name: str, index: Path) -> None:
             )
 
 
-def _file(name: str, filename: str) -> Path | None:
+def file_of(name: str, filename: str) -> Path | None:
     """Return a file of a model, downloaded if it is on the hub; None if the model does not have it."""
     if Path(name).is_dir():
         file = Path(name) / filename

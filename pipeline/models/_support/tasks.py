@@ -1,12 +1,13 @@
 """The tasks for which transformers has classes of models, and which of them a configuration is for."""
 
 import json
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.data._support.checkpoints import hub_or_cache
+from pipeline.data._support.checkpoints import file_of
 
 CLASSES = {
     "ctc": "CTC",
@@ -93,11 +94,6 @@ def _classes(task: str) -> dict[str, tuple[str, ...]]:
 
 @lru_cache
 def _on_hub(name: str) -> Path | None:
-    from transformers.utils import cached_file
-
-    try:
-        with hub_or_cache(name):
-            found: Any = cached_file(name, "config.json")
-    except (OSError, ValueError):  # what cannot be read is refused where it is described
-        return None
-    return None if found is None else Path(found)
+    with suppress(InvalidInputError):  # what cannot be read is refused where it is described
+        return file_of(name, "config.json")
+    return None
