@@ -21,6 +21,7 @@ from processes import free_port, started, wait_for
 from project import SMALL, Project
 from test_entry_points import PER_STEP
 
+from pipeline.base.by_key import grouped
 from pipeline.base.technique import Technique
 from pipeline.cli import parse
 from pipeline.config.entry_points import TOOLS, entry_points, questions
@@ -417,10 +418,9 @@ def model_of(configuration: str) -> str:
 def test_the_errors_of_other_models_are_those_of_their_file() -> None:
     with (ROOT / "benchmarks" / "other_models_cpu_2026-11-27.csv").open() as file:
         rows = list(csv.DictReader(file))
-    errors: dict[str, list[float]] = {}
-    for row in rows:
-        key = row["of"] if row["of"] == "own function" else row["precision"]
-        errors.setdefault(key, []).append(float(row["error_percent"]))
+    errors = grouped(
+        (row["of"] if row["of"] == "own function" else row["precision"], float(row["error_percent"])) for row in rows
+    )
     words = " ".join(text_of("docs/prediction.md").split())
     assert len(errors["fp32"]) == 12 and not any(errors["fp32"])
     assert "twelve of twelve in fp32 are 0.00 % off" in words
@@ -432,9 +432,7 @@ def test_the_errors_of_other_models_are_those_of_their_file() -> None:
 def test_the_table_of_predictions_is_that_of_its_file() -> None:
     with (ROOT / "benchmarks" / "prediction_cpu_2026-11-22.csv").open() as file:
         rows = list(csv.DictReader(file))
-    groups: dict[str, list[dict[str, str]]] = {}
-    for row in rows:
-        groups.setdefault(model_of(row["configuration"]), []).append(row)
+    groups = grouped((model_of(row["configuration"]), row) for row in rows)
     expected = []
     for model, own in groups.items():
         peaks = [int(row["measured_bytes"]) / 2**20 for row in own]
@@ -501,10 +499,8 @@ def test_the_table_of_bounds_is_that_of_the_replays() -> None:
 def test_the_table_of_several_workers_is_that_of_its_replays() -> None:
     [page] = tables(text_of("benchmarks/search_replay_parallel_2026-11-24.md"))
     lines = [dict(zip(page[0], row, strict=True)) for row in page[1:]]
-    searches: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for line in lines:
-        assert line["searches"] == "100" and line["over budget"] == "0"
-        searches.setdefault((line["table"].split("_")[-2], line["budget MiB"]), []).append(line)
+    assert all(line["searches"] == "100" and line["over budget"] == "0" for line in lines)
+    searches = grouped(((line["table"].split("_")[-2], line["budget MiB"]), line) for line in lines)
 
     def together(of_workers: list[dict[str, str]], column: str) -> str:
         return " / ".join(line[column].split(" (")[0].removesuffix(" of 100") for line in of_workers)

@@ -23,6 +23,7 @@ from test_acquisition import (
     modelled,
 )
 
+from pipeline.base.by_key import grouped
 from pipeline.base.units import MIB
 from pipeline.searching.acquisition import MOST_UNFIT, Acquisition, Rules, evaluate
 from pipeline.searching.measurements import Measurements
@@ -154,9 +155,7 @@ def test_a_search_of_many_workers_measures_nothing_twice_and_finds_the_best(
     seconds = modelled(fixed, speedup)
     study, acquisition = searched(num_workers, seconds, np.random.default_rng(seed))
     assert not acquisition.is_waiting and not study.get_trials(states=(TrialState.RUNNING, TrialState.WAITING))
-    ends: dict[tuple, list[optuna.trial.FrozenTrial]] = {}
-    for trial in study.trials:
-        ends.setdefault(tuple(sorted(trial.params.items())), []).append(trial)
+    ends = grouped((tuple(sorted(trial.params.items())), trial) for trial in study.trials)
     for trials in ends.values():
         assert all(before.datetime_complete <= after.datetime_start for before, after in pairwise(trials))
     assert acquisition.remaining_improvement is not None and acquisition.remaining_improvement <= RULES.gap

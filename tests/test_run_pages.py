@@ -15,6 +15,7 @@ from playwright.sync_api import Page, expect
 from test_pages import Shown, needs_browser, search_findings, shown  # noqa: F401
 from test_report import GOOD, rows, with_losses
 
+from pipeline.base.by_key import grouped
 from pipeline.base.results import Outcome
 from pipeline.cli import parse
 from pipeline.config.entry_points import FOLDER
@@ -314,13 +315,7 @@ def test_a_name_that_is_too_long_keeps_its_end() -> None:
 
 def series_of(spec: dict[str, Any]) -> list[dict[str, list[float | None]]]:
     """Return the values of each run, of the losses and of the differences."""
-    found = []
-    for layer in spec["layer"]:
-        values: dict[str, list[float | None]] = {}
-        for point in layer["data"]["values"]:
-            values.setdefault(point["run"], []).append(point["y"])
-        found.append(values)
-    return found
+    return [grouped((point["run"], point["y"]) for point in layer["data"]["values"]) for layer in spec["layer"]]
 
 
 def test_losses_stand_above_their_differences_from_the_baseline() -> None:

@@ -1,11 +1,11 @@
 """Memory breakdowns of a timeline: the peak by category, module and tensor, and one optimizer step over time."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.base.by_key import summed
 from pipeline.memory.timeline import CATEGORIES, Lifetime, Timeline
 
 NUM_LARGEST = 15
@@ -96,18 +96,16 @@ def at_event(timeline: Timeline, event: int) -> Breakdown:
         phase=span.phase,
         operator=living[-1].operator,
         module=living[-1].module,
-        category_bytes=_summed((one.category, one.num_bytes) for one in living),
-        module_bytes=_summed((one.module, one.num_bytes) for one in living),
+        category_bytes=dict(summed((one.category, one.num_bytes) for one in living).most_common()),
+        module_bytes=dict(summed((one.module, one.num_bytes) for one in living).most_common()),
         largest=tuple(_described(timeline.lifetimes[number]) for number in _largest(timeline, event, NUM_LARGEST)),
     )
 
 
 def modules_at_peak(timeline: Timeline) -> tuple[ModuleMemory, ...]:
     """Return the memory at the peak of a timeline by module and category, the largest first."""
-    sizes: Counter[tuple[str, str]] = Counter()
-    for number in timeline.alive(int(timeline.allocated_bytes_E.argmax())):
-        one = timeline.lifetimes[number]
-        sizes[one.module, one.category] += one.num_bytes
+    living = (timeline.lifetimes[number] for number in timeline.alive(int(timeline.allocated_bytes_E.argmax())))
+    sizes = summed(((one.module, one.category), one.num_bytes) for one in living)
     return tuple(
         ModuleMemory(module=module, category=category, num_bytes=size)
         for (module, category), size in sizes.most_common()
@@ -161,14 +159,6 @@ def _largest(timeline: Timeline, event: int, count: int) -> list[int]:
     alive = timeline.alive(event)
     found: list[int] = alive[np.argsort(-timeline.num_bytes_N[alive], kind="stable")[:count]].tolist()
     return found
-
-
-def _summed(parts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return the sum for each name, the largest first."""
-    totals: Counter[str] = Counter()
-    for name, num_bytes in parts:
-        totals[name] += num_bytes
-    return dict(totals.most_common())
 
 
 def _described(one: Lifetime) -> LiveTensor:

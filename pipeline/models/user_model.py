@@ -1,7 +1,6 @@
 """Models built by the user's own function, named as path.to.module:function."""
 
 import inspect
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pipeline.base.by_key import summed
 from pipeline.base.contracts import Batch, Description, Model, Prepared, Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.user_functions import call, is_function_name, once_of_each, user_code_error
@@ -50,9 +50,8 @@ class UserModel(Model):
 
     def note(self, name: str) -> str | None:
         """Return of which types the weights are, if not all are in float32."""
-        sizes = Counter[str]()
-        for parameter in _built_for_shape(self, name).module.parameters():
-            sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+        parameters = _built_for_shape(self, name).module.parameters()
+        sizes = summed((str(one.dtype).removeprefix("torch."), one.numel()) for one in parameters)
         if {*sizes} <= {"float32"}:
             return None
         shares = ", ".join(f"{100 * count / sizes.total():.0f} % in {kind}" for kind, count in sizes.most_common())

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pipeline.base.by_key import summed
 from pipeline.base.units import MIB
 from pipeline.config.given import written
 from pipeline.config.space import MICRO_BATCH, Choice, size_of
@@ -86,10 +87,11 @@ def _saved(other: Breakdown | None, own: Breakdown | None) -> str:
 
 def _by_part(breakdown: Breakdown) -> Counter[str]:
     """Return the bytes of the logits, of the layers and of all else."""
-    parts = Counter[str]()
-    for module, num_bytes in breakdown.module_bytes.items():
-        names = module.split(".")
-        is_layer = any(name.isdigit() for name in names)
-        part = "the logits" if names[-1] in HEAD else "the layers" if is_layer else f"{module or 'the model'}"
-        parts[part] += num_bytes
-    return parts
+    return summed((_part_of(module), num_bytes) for module, num_bytes in breakdown.module_bytes.items())
+
+
+def _part_of(module: str) -> str:
+    names = module.split(".")
+    if names[-1] in HEAD:
+        return "the logits"
+    return "the layers" if any(name.isdigit() for name in names) else module or "the model"

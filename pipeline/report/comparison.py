@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.base.by_key import grouped
 from pipeline.base.results import Outcome
 from pipeline.data._support.truncation import LengthBin, Truncation
 from pipeline.report.answers import answer, commands, headlines, outcome_of, readable, short_answer
@@ -78,9 +79,7 @@ class ComparisonFindings:
 
 def comparison_report(findings: ComparisonFindings) -> Report:
     """Return the report."""
-    by_comparison: dict[str, list[Row]] = {}
-    for row in findings.rows:
-        by_comparison.setdefault(row.comparison, []).append(row)
+    by_comparison = grouped((row.comparison, row) for row in findings.rows)
     steps = make_sections([name for name in findings.sections if name == WATERFALL], findings.rows)
     sections = [
         *_first(by_comparison, steps),
@@ -231,10 +230,7 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def _of_predictions(rows: Sequence[Row]) -> list[str]:
     """Return why variants have no prediction, or what that lacks: a sentence for all with the same reason."""
-    names: dict[str, list[str]] = {}
-    for row in rows:
-        if row.prediction:
-            names.setdefault(row.prediction, []).append(row.name)
+    names = grouped((row.prediction, row.name) for row in rows if row.prediction)
     ran = sum(row.result is not None for row in rows)
     return [
         f"{f'all {ran} variants' if len(of) == ran > 1 else ', '.join(of)}: {reason}" for reason, of in names.items()

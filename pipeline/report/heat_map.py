@@ -6,6 +6,7 @@ from itertools import combinations
 
 import altair as alt
 
+from pipeline.base.by_key import grouped
 from pipeline.base.units import MIB
 from pipeline.config.given import written
 from pipeline.memory.timeline import CATEGORIES
@@ -209,10 +210,11 @@ def _bytes_of(row: PlannedRow, purpose: str) -> int:
 
 def _shown(rows: Sequence[PlannedRow], num_cells: int) -> list[PlannedRow]:
     """Return the rows of the combinations of controls that have the fastest at every budget, then the fastest."""
-    groups: dict[tuple[str, ...], list[PlannedRow]] = {}
     front = {id(row) for row in front_of(rows, lambda row: (row.peak_bytes, row.seconds / row.tokens))}
-    for row in sorted(rows, key=lambda row: (id(row) not in front, not row.fits, *expected_order(row))):
-        groups.setdefault(tuple(str(value) for key, value in row.choice.items() if key not in AXES), []).append(row)
+    ordered = sorted(rows, key=lambda row: (id(row) not in front, not row.fits, *expected_order(row)))
+    groups = grouped(
+        (tuple(str(value) for key, value in row.choice.items() if key not in AXES), row) for row in ordered
+    )
     shown: list[PlannedRow] = []
     for group in groups.values():
         if shown and len(shown) + len(group) > num_cells:

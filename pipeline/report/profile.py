@@ -1,12 +1,12 @@
 """The report of a profile: memory by phase, category, module and tensor; time by phase and operator."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
 
+from pipeline.base.by_key import summed
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import StepMemory
 from pipeline.report.breakdown import categories_of, shares_table, tensors_table
@@ -180,9 +180,7 @@ def _course_plot(course: StepMemory, findings: ProfilingFindings) -> Plot:
 
 
 def _memory_tables(memory: MemoryProfile) -> tuple[Table, ...]:
-    sizes = Counter[str]()
-    for name, size in memory.peak.module_bytes.items():
-        sizes[without_numbers(name)] += size
+    sizes = summed((without_numbers(name), size) for name, size in memory.peak.module_bytes.items())
     return (
         replace(
             shares_table("categories", "memory at the peak, by category", categories_of(memory.peak)), num_on_page=0

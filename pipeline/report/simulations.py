@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pipeline.base.by_key import summed
 from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.simulation import ProcessMemory, Simulation
 from pipeline.report.page import Report, Section
@@ -64,10 +65,7 @@ def _difference(name: str, first: ProcessMemory, other_name: str, other: Process
 
 def _by_line(process: ProcessMemory) -> Counter[tuple[str, str]]:
     """Return the bytes at the peak by source line and purpose."""
-    found = Counter[tuple[str, str]]()
-    for line in process.lines:
-        found[line.module, line.category] += line.num_bytes
-    return found
+    return summed(((line.module, line.category), line.num_bytes) for line in process.lines)
 
 
 def _peaks_table(findings: SimulationComparison) -> Table:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from pipeline.base.by_key import grouped
 from pipeline.config.space import Value
 from pipeline.searching import memory_model, time_model
 from pipeline.searching.candidates import Candidate
@@ -225,9 +226,7 @@ def _improvements(
     """
     if not measured.fitting or any(not rivals[number] for number in remaining):
         return None, None
-    groups: dict[Rivals, list[int]] = {}
-    for number in remaining | measured.fitting:
-        groups.setdefault(rivals[number], []).append(number)
+    groups = grouped((rivals[number], number) for number in remaining | measured.fitting)
     incumbents = {others: min(others, key=measured.log_seconds.__getitem__) for others in groups}
     of_remaining, of_all = list[Vector](), list[Vector]()
     for component, num_samples in posterior.counts(NUM_SAMPLES):

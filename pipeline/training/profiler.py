@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from pipeline.base.by_key import summed
 from pipeline.base.contracts import Prepared
 from pipeline.config.experiment import Experiment
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
@@ -127,10 +128,7 @@ def record_next_step(loop: Loop) -> Timeline:
 def memory_profile(timeline: Timeline) -> MemoryProfile:
     """Return the memory profile of a timeline, which must not be empty."""
     complete = any(span.step >= WATCHED_STEPS - 1 and span.phase == "optimizer" for span in timeline.spans)
-    sizes = Counter[str]()
-    for one in timeline.lifetimes:
-        if one.operator in MATRIX_PRODUCTS:
-            sizes[one.dtype] += one.num_bytes
+    sizes = summed((one.dtype, one.num_bytes) for one in timeline.lifetimes if one.operator in MATRIX_PRODUCTS)
     return MemoryProfile(
         peak=at_peak(timeline),
         modules=modules_at_peak(timeline),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.by_key import grouped
 from pipeline.base.errors import InvalidInputError
 from pipeline.data._support.rows import READERS, Row, kind_of, rows_of
 
@@ -105,9 +106,7 @@ def _of_folder(folder: Path, setting: str, kinds: Collection[str], config: str |
 
 def _of_split(files: Sequence[Path], folder: Path, setting: str, split: str) -> Sequence[Path]:
     """Return the files whose names say that they are of `split` or, for train, those that are of no split."""
-    by_split: dict[str | None, list[Path]] = {}
-    for file in files:
-        by_split.setdefault(split_of(file.relative_to(folder)), []).append(file)
+    by_split = grouped((split_of(file.relative_to(folder)), file) for file in files)
     has_rows = any(kind_of(file) in READERS for file in files)
     if not has_rows and not {"train", "test"} <= {*by_split}:  # documents whose names have such words
         return files

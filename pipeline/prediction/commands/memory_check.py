@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipeline.base.by_key import summed
 from pipeline.prediction.commands.memory_baseline import LineMemory, MemoryBaseline, baseline_of
 from pipeline.prediction.commands.simulation import Simulation, Verdict
 
@@ -182,7 +183,4 @@ def _place(one: LineMemory) -> Place:
 
 
 def _by_place(lines: Iterable[LineMemory]) -> Counter[Place]:
-    found = Counter[Place]()
-    for one in lines:
-        found[_place(one)] += one.num_bytes
-    return found
+    return summed((_place(one), one.num_bytes) for one in lines)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from pipeline.base.by_key import grouped
 from pipeline.config.given import written
 from pipeline.report.comparable import incomparable
 from pipeline.report.page import Section
@@ -15,7 +16,7 @@ def section(rows: Sequence[Row]) -> Section:
     if not rows:
         return Section(title="differences")
     names = dict.fromkeys(name for row in rows for name in row.params)
-    values = {name: _by_value(rows, name) for name in names}
+    values = {name: grouped((written(row.params.get(name)), row.name) for row in rows) for name in names}
     lines = [
         {"setting": name, "value": value, "runs": ", ".join(runs)}
         for name, groups in values.items()
@@ -35,10 +36,3 @@ def section(rows: Sequence[Row]) -> Section:
     if flagged:
         tables.append(Table.of("not_comparable", "what is not comparable", flagged, note=note))
     return Section(title="differences", tables=tuple(tables))
-
-
-def _by_value(rows: Sequence[Row], name: str) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for row in rows:
-        groups.setdefault(written(row.params.get(name)), []).append(row.name)
-    return groups
