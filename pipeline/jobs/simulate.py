@@ -264,5 +264,4 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
 
 
 def _exit_code(found: Simulation) -> int:
-
     return {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: EXIT_CODE_DOES_NOT_FIT, Verdict.NONE: 1}[found.verdict]

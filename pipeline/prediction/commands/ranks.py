@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.prediction.commands.simulation import OBJECTS, RankMemory, Simulation, Verdict, simulate
 from pipeline.simulation.run import Simulate
@@ -58,14 +59,14 @@ def simulate_ranks(
     for snapshot in own.glob("memory_snapshot_*.pickle"):
         snapshot.rename(folder / snapshot.name)
     ran = [max(rank for rank in found if rank <= each) for each in range(wanted.world_size)]
-    return replace(answer, ranks=tuple(_memory(rank, one, found[one]) for rank, one in enumerate(ran)))
+    ranks = (RankMemory(rank=rank, ran_as=one, **_needs(found[one])) for rank, one in enumerate(ran))
+    return replace(answer, ranks=tuple(ranks))
 
 
-def _needs(simulation: Simulation) -> tuple[object, ...]:
+def _needs(simulation: Simulation) -> dict[str, Any]:
     """Return what equal ranks have in common."""
-    largest = simulation.largest
-    peaks = None if largest is None else (largest.peak_allocated_bytes, largest.peak_reserved_bytes)
-    return simulation.verdict, peaks, None if largest is None else largest.device_bytes
+    peaks = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
+    return {"verdict": simulation.verdict, **{name: getattr(simulation.largest, name, None) for name in peaks}}
 
 
 def _order(simulation: Simulation) -> tuple[bool, int]:
@@ -75,15 +76,3 @@ def _order(simulation: Simulation) -> tuple[bool, int]:
 
 def _has_verdict(simulation: Simulation) -> bool:
     return simulation.verdict is not Verdict.NONE
-
-
-def _memory(rank: int, ran: int, simulation: Simulation) -> RankMemory:
-    largest = simulation.largest
-    return RankMemory(
-        rank=rank,
-        ran_as=ran,
-        verdict=simulation.verdict,
-        peak_allocated_bytes=None if largest is None else largest.peak_allocated_bytes,
-        peak_reserved_bytes=None if largest is None else largest.peak_reserved_bytes,
-        device_bytes=None if largest is None else largest.device_bytes,
-    )
