@@ -1,4 +1,4 @@
-"""The cache folder, atomic writes, and digests."""
+"""The cache folder, atomic writes, digests, and the last lines of an output."""
 
 import hashlib
 import os
@@ -9,6 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.base.errors import InvalidInputError
+
+LAST_LINES = 5
+"""Last lines of what a process printed that are kept when it fails."""
 
 
 def cache_folder() -> Path:
@@ -50,6 +53,14 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         work.unlink(missing_ok=True)
         raise
+
+
+def last_lines(log: Path) -> list[str]:
+    """Return the last LAST_LINES of an output that are not blank; none if there is no such file."""
+    try:
+        return [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-LAST_LINES:]
+    except FileNotFoundError:
+        return []
 
 
 def digest_of(parts: Iterable[bytes | str]) -> str:

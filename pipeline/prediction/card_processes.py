@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import last_lines
 from pipeline.base.processes import num_cores
 from pipeline.runtime.fork_server import start_server
 from pipeline.simulation.cards import CARDS
@@ -119,10 +120,8 @@ class CardProcesses:
             raise self._ended() from error
 
     def _ended(self) -> RuntimeError:
-        lines: list[str] = []
-        with contextlib.suppress(FileNotFoundError):  # it was closed
-            lines = self._log.read_text(errors="replace").strip().splitlines()
-        return RuntimeError(f"the process on a simulated card has ended: {lines[-1] if lines else 'it said nothing'}")
+        *_, last = "no output", *last_lines(self._log)
+        return RuntimeError(f"the process on a simulated card has ended: {last}")
 
 
 def card_processes() -> CardProcesses:

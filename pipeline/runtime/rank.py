@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
+from pipeline.base.files import LAST_LINES
 from pipeline.base.machines import this_machine
 from pipeline.base.ranks import CollectiveEntered
 from pipeline.base.results import MemoryUse, Outcome
@@ -40,8 +41,6 @@ REPORTED = 3
 """Exit code of a rank that has sent what happened to it."""
 SECONDS_FOR_OTHERS = 10.0
 """How long a rank that has lost another one waits to be ended: the other one must be seen first."""
-LAST_LINES = 5
-"""Last lines of what a process printed that are kept when it crashes."""
 
 
 def launch_ranks(

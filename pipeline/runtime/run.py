@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import last_lines
 from pipeline.base.machines import this_machine
 from pipeline.base.processes import kill_family
 from pipeline.base.results import Finished, MemoryUse, Outcome, Result, StepRecord
@@ -26,7 +27,7 @@ from pipeline.runtime.failures import Failed, how_it_ended
 from pipeline.runtime.fork_server import CONTEXT, starting_processes
 from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.placement import ANYWHERE, Placement
-from pipeline.runtime.rank import LAST_LINES, Work
+from pipeline.runtime.rank import Work
 from pipeline.runtime.run_folder import LOG, RunFolder
 from pipeline.runtime.watch import Watch
 from pipeline.training.loop import Stop, never_stop, train
@@ -265,16 +266,10 @@ def _judge(
         return received.failed.outcome, received.failed.detail
     if received.finished is None and exit_code != 0:
         end = how_it_ended(exit_code)
-        is_crash = end.outcome is Outcome.CRASHED
-        return end.outcome, _how_it_died(end.detail, log_file) if is_crash else end.detail
+        said = last_lines(log_file) if end.outcome is Outcome.CRASHED else []
+        return end.outcome, "\n".join([end.detail, *said])
     budget = runnable.budget_bytes
     peak = received.memory.peak_bytes if received.memory else None
     if budget is not None and peak is not None and peak > budget:
         return Outcome.OVER_BUDGET, f"its peak of {peak / MIB:,.1f} MiB is over the budget of {budget / MIB:,.1f} MiB"
     return Outcome.OK, None
-
-
-def _how_it_died(end: str, log_file: Path) -> str:
-    log = log_file.read_text(errors="replace") if log_file.exists() else ""
-    lines = [line for line in log.splitlines() if line.strip()]
-    return "\n".join([end, *lines[-LAST_LINES:]])

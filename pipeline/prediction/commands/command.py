@@ -12,6 +12,7 @@ from threading import Event
 from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import last_lines
 from pipeline.base.processes import num_cores
 from pipeline.base.progress import progress
 from pipeline.config.command import Command, remedies
@@ -24,8 +25,6 @@ from pipeline.simulation.environment import environment, python_of
 from pipeline.simulation.run import Simulate, on_cuda_build, with_room
 from pipeline.simulation.torch_build import find_torch
 
-LAST_LINES = 5
-"""Last lines of a command's output that are said when it fails."""
 ONE_THREAD = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
 """Of a command on the host: as many commands run at a time as there are cores."""
 _NEED_VALUES = set[tuple[str, ...]]()
@@ -119,6 +118,6 @@ def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
     if not exit_code:
         return " ".join(notes) or "it ended before its second optimizer step"
     logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
-    lines = [line for log in logs[-1:] for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    said = [f"on the simulated card it ended with exit code {exit_code}", *lines[-LAST_LINES:]]
+    lines = [line for log in logs[-1:] for line in last_lines(log)]
+    said = [f"on the simulated card it ended with exit code {exit_code}", *lines]
     return "\n".join([*said, *remedies("\n".join(said))])

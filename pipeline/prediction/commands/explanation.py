@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from pipeline.base.files import last_lines
 from pipeline.config.command_template import Template
 from pipeline.memory.allocator_options import VARIABLES
 from pipeline.memory.out_of_memory import OutOfMemoryMessage
@@ -179,8 +180,8 @@ class _Tries:
             return wanted, run, None
         if run.exit_code == 0 and run.shortfall is not None:
             return wanted, run, run.shortfall
-        lines = folder.with_suffix(".log").read_text(errors="replace").rstrip().splitlines()
-        return wanted, run, f"exit code {run.exit_code}: {lines[-1] if lines else 'no output'}"
+        *_, last = "no output", *last_lines(folder.with_suffix(".log"))
+        return wanted, run, f"exit code {run.exit_code}: {last}"
 
     def _is_confirmed(self, one: Try) -> bool:
         """Whether the command with these changes runs on the card."""

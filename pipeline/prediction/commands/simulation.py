@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.files import last_lines
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.memory.work import Work
@@ -363,9 +364,9 @@ def _note_on_failure(run: SimulatedRun, log: Path) -> tuple[str, ...]:
     """Return how the run on a card with room ended, if that failed too or was ended too early."""
     if run.exit_code == 0 and run.shortfall is not None:
         return (f"On a card with room {run.shortfall}: what it needs is not known.",)
-    if run.exit_code == 0 or not log.exists():
+    if run.exit_code == 0:
         return ()
-    last = log.read_text(errors="replace").rstrip().rpartition("\n")[2]
+    *_, last = "no output", *last_lines(log)
     return (f"On a card with room it ended with exit code {run.exit_code}: {last}",)
 
 
