@@ -44,6 +44,8 @@ TINY: dict[str, Any] = {
     "encoder_stack": {"num_layers": 2, "width": 32, "num_heads": 2},
     "random_vectors": {"num_sequences": 16},
 }
+OWN = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
+"""A model and a corpus that functions of one's own return, named from the root of the repository."""
 
 
 CPU = Hardware(kind="cpu", name="a CPU", memory_bytes=2**34, capability=None, num_multiprocessors=None)

@@ -1,6 +1,7 @@
 """Adapters: the training of a plain loop with peft, what is frozen, predicted peaks, exports, and bad input."""
 
 import re
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -62,24 +63,26 @@ def trained(experiment: Experiment, num_steps: int = NUM_STEPS) -> tuple[Trainab
     return step.trainable, loop, records
 
 
-def plainly_trained(experiment: Experiment, loop: Loop, **words: Any) -> tuple[list[float], list[float]]:
-    """Return the losses and gradient norms of a loop of torch and peft alone, on the same micro-batches."""
-    from peft import LoraConfig, get_peft_model
-
+def plainly_trained(
+    experiment: Experiment, loop: Loop, adapt: Callable[[nn.Module], Any]
+) -> tuple[list[float], list[float]]:
+    """Return the losses and gradient norms of a loop of torch alone, on the same micro-batches."""
+    settings: Any = experiment.settings
     torch.manual_seed(0)
-    plain = experiment.model.build(experiment.settings.model, experiment.prepare().vocabulary_size)
-    adapted = get_peft_model(plain.module, LoraConfig(**words))
+    plain = experiment.model.build(settings.model, experiment.prepare().vocabulary_size)
+    adapted = adapt(plain.module)
     optimizer = AdamW([one for one in adapted.parameters() if one.requires_grad], weight_decay=0.01, fused=True)
     found: tuple[list[float], list[float]] = ([], [])
     for number in range(NUM_STEPS):
         window = loop.window(number)
         total = torch.zeros(())
         for batch in window.batches:
-            loss = plain.loss(adapted, batch, window.num_targets)
+            with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16"):
+                loss = plain.loss(adapted, batch, window.num_targets)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         norm = clip_grad_norm_(adapted.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = learning_rate(number, experiment.settings, 8)
+        optimizer.param_groups[0]["lr"] = learning_rate(number, settings, 8)
         optimizer.step()
         optimizer.zero_grad()
         found[0].append(total.item())
@@ -108,6 +111,8 @@ def plainly_trained(experiment: Experiment, loop: Loop, **words: Any) -> tuple[l
 def test_losses_are_those_of_a_plain_loop_with_peft(
     model: str, targets: str, modules: Any, cut: tuple[int, int], sequences: str, short_documents: Path, tmp_path: Path
 ) -> None:
+    from peft import LoraConfig, get_peft_model
+
     shared: dict[str, Any] = {"model": model}
     if model == "gemma":
         write_configuration(tmp_path / model, "gemma3_text", **GEMMA)
@@ -116,8 +121,8 @@ def test_losses_are_those_of_a_plain_loop_with_peft(
     more = {**shared, **text, "micro_batch_size": cut[0], "accumulation_steps": cut[1]}
     experiment = tiny(**LORA, adapter_targets=targets, **more)
     _, loop, records = trained(experiment)
-    words = {"r": 4, "lora_alpha": 8, "target_modules": modules, "fan_in_fan_out": model == "gpt2-nano"}
-    expected, norms = plainly_trained(experiment, loop, **words)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=modules, fan_in_fan_out=model == "gpt2-nano")
+    expected, norms = plainly_trained(experiment, loop, lambda module: get_peft_model(module, lora))
     assert [record.loss for record in records] == pytest.approx(expected, rel=1e-5)
     assert [record.grad_norm for record in records] == pytest.approx(norms, rel=1e-4)
     assert losses(tiny(learning_rate=1e-2, **more)) != pytest.approx(expected, rel=1e-3), (

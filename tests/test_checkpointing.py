@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, tiny, with_corpus_of
+from conftest import OWN, ROOT, tiny, with_corpus_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_export import losses_here, losses_of_script
@@ -32,7 +32,6 @@ from pipeline.training.step import backpropagate
 POLICIES = ("attention_saved", "offloaded", "full:0,attention_saved:1,offloaded:2")
 LAYERS: dict[str, Any] = {"causal_lm__num_layers": 4, "encoder_stack__num_layers": 4}
 DROPOUT: dict[str, Any] = {"causal_lm__dropout": 0.2, "encoder_stack__dropout": 0.2}
-OWN = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
 ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 

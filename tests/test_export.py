@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import yaml
-from conftest import ROOT, TINY, pairs, tiny, with_corpus_of
+from conftest import OWN, ROOT, TINY, pairs, tiny, with_corpus_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import free_port
@@ -528,8 +528,7 @@ def test_a_model_that_is_not_of_transformers_has_all_files_but_the_script() -> N
 
 def test_a_user_model_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    own = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
-    files = export_files(tiny(**own, checkpointing="every_2_layers"))
+    files = export_files(tiny(**OWN, checkpointing="every_2_layers"))
     assert '[f"blocks.{index}" for index in range(0, 4, 2)]' in files["deepspeed_setup.py"]
     assert "train.py" not in files
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, no_synchronization, tiny, with_corpus_of
+from conftest import OWN, TINY, no_synchronization, tiny, with_corpus_of
 from test_prediction import CPU, measured
 from torch import Tensor, nn
 from transformers import AutoConfig
@@ -30,7 +30,6 @@ from pipeline.training.step import build_step
 
 N, C, V = 50, 16, 70
 H200 = find_hardware("h200")
-OWN = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
 Gradients = tuple[float, list[Tensor]]
 needs_fused = pytest.mark.skipif(not has_fused(), reason="needs another version of torch")
 

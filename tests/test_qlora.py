@@ -2,27 +2,25 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import pairs, tiny
-from test_adapter import CUTS, LORA, NUM_STEPS, SMALL_BATCH, trained
+from test_adapter import CUTS, LORA, NUM_STEPS, SMALL_BATCH, plainly_trained, trained
 from test_export import run_framework
 from test_export_axolotl import exported
 from test_levers import losses
 from test_prediction import CPU, measured
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
-from torch.optim import AdamW
 
-from pipeline.config.experiment import Experiment
 from pipeline.export.write import export_files, write_files
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.techniques._support.lora import linear_layers
-from pipeline.training.loop import Loop, learning_rate
+from pipeline.training.loop import Loop
 from pipeline.training.step import backpropagate, build_step
 
 QLORA: dict[str, Any] = {**LORA, "adapter": "qlora"}
@@ -60,31 +58,6 @@ def plain_model(settings: Any, module: nn.Module) -> Any:
     return adapted
 
 
-def plainly_trained(experiment: Experiment, loop: Loop) -> tuple[list[float], list[float]]:
-    """Return the losses and gradient norms of a plain loop on the same micro-batches."""
-    settings: Any = experiment.settings
-    torch.manual_seed(0)
-    built = experiment.model.build(settings.model, experiment.prepare().vocabulary_size)
-    model = plain_model(settings, built.module)
-    optimizer = AdamW([one for one in model.parameters() if one.requires_grad], weight_decay=0.01, fused=True)
-    found: tuple[list[float], list[float]] = ([], [])
-    for number in range(NUM_STEPS):
-        window = loop.window(number)
-        total = torch.zeros(())
-        for batch in window.batches:
-            with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16"):
-                loss = built.loss(model, batch, window.num_targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        norm = clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = learning_rate(number, settings, 8)
-        optimizer.step()
-        optimizer.zero_grad()
-        found[0].append(total.item())
-        found[1].append(norm.item())
-    return found
-
-
 @pytest.mark.matrix(1)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # which get_peft_model reads
 @pytest.mark.parametrize(
@@ -96,7 +69,7 @@ def plainly_trained(experiment: Experiment, loop: Loop) -> tuple[list[float], li
 def test_losses_are_those_of_a_plain_loop_with_peft_and_bitsandbytes(model: str, more: dict[str, Any]) -> None:
     experiment = tiny(**QLORA, **more, model=model, micro_batch_size=2, accumulation_steps=4)
     _, loop, records = trained(experiment)
-    expected, norms = plainly_trained(experiment, loop)
+    expected, norms = plainly_trained(experiment, loop, partial(plain_model, experiment.settings))
     assert [record.loss for record in records] == pytest.approx(expected, rel=1e-5)
     assert [record.grad_norm for record in records] == pytest.approx(norms, rel=1e-4)
     whole = losses(tiny(**LORA, weights=more.get("weights", "float32"), model=model))

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlflow
 import pytest
 import torch
-from conftest import ROOT, tiny
+from conftest import OWN, ROOT, tiny
 from project import SMALL, Project
 from torch import nn
 
@@ -21,7 +21,6 @@ from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.runtime.run import execute
 
-EXAMPLE = {"model": "experiments.examples.own:build_model", "corpus": "experiments.examples.own:read_corpus"}
 MODEL = """
 import torch
 from torch import nn
@@ -50,7 +49,7 @@ def test_the_example_trains_in_a_fresh_process_and_is_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    experiment = tiny(**EXAMPLE, num_steps=20, learning_rate=3e-3, micro_batch_size=2, accumulation_steps=4)
+    experiment = tiny(**OWN, num_steps=20, learning_rate=3e-3, micro_batch_size=2, accumulation_steps=4)
     result = execute(experiment, tmp_path / "log.txt")
     assert result.outcome is Outcome.OK, result.detail
     assert result.steps[-1].loss < 0.8 * result.steps[0].loss
@@ -63,8 +62,8 @@ def test_the_example_trains_in_a_fresh_process_and_is_predicted(
 @pytest.mark.parametrize("checkpointing", ["none", "every_layer", "every_2_layers"])
 def test_a_user_model_is_checkpointed(checkpointing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    plain = execute(tiny(**EXAMPLE), tmp_path / "plain.txt")
-    result = execute(tiny(**EXAMPLE, checkpointing=checkpointing), tmp_path / "log.txt")
+    plain = execute(tiny(**OWN), tmp_path / "plain.txt")
+    result = execute(tiny(**OWN, checkpointing=checkpointing), tmp_path / "log.txt")
     assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in plain.steps], abs=1e-5)
     assert result.finished is not None
     assert result.finished.block_forwards_per_step == {"none": 4, "every_layer": 8, "every_2_layers": 6}[checkpointing]
@@ -74,7 +73,7 @@ def test_a_user_model_is_checkpointed(checkpointing: str, tmp_path: Path, monkey
 def test_every_kind_of_entry_point_takes_them(project: Project) -> None:
     config = {"config": "experiments/examples/own.yaml"}
     space = {"space": '{"micro_batch_size": [2, 4], "checkpointing": ["none", "every_layer"]}'}
-    few = {**SMALL, **EXAMPLE, **space, "effective_batch_size": "4", "budget": "64MiB", "num_trials": "2"}
+    few = {**SMALL, **OWN, **space, "effective_batch_size": "4", "budget": "64MiB", "num_trials": "2"}
     planned = {k: v for k, v in few.items() if k != "num_trials"}
     for entry, settings in (
         ("main", {**SMALL, **config}),
@@ -84,7 +83,7 @@ def test_every_kind_of_entry_point_takes_them(project: Project) -> None:
         done = project.mlflow_run(entry, settings) if entry == "search" else project.here(entry, settings)
         assert done.returncode == 0, done.stderr
     [child] = project.children_of(project.parent_of("main")).values()
-    assert child.data.params["model"] == EXAMPLE["model"]
+    assert child.data.params["model"] == OWN["model"]
     assert len(child.data.params["user_code"].split()) == 2
     assert child.data.metrics["check/prediction_error_percent"] == pytest.approx(0, abs=2)
     again = mlflow.MlflowClient(project.store).download_artifacts(child.info.run_id, "config.yaml")
@@ -355,6 +354,6 @@ def test_a_missing_module_is_named(code: Path) -> None:
 
 def test_params_and_yaml_describe_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    experiment = tiny(**EXAMPLE)
+    experiment = tiny(**OWN)
     assert "user_code" not in experiment.to_yaml()
     assert set(json.loads(json.dumps(experiment.params()))) >= {"user_code", "model", "corpus"}
