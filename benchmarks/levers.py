@@ -34,7 +34,6 @@ from pipeline.prediction.predict_all import predict_each
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
 
-FOLDER = Path(__file__).parent
 COLUMNS = (
     "repeat",
     "variant",

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,6 @@ from pipeline.prediction.fake_batches import OfLength
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction import Prediction
 
-FOLDER = Path(__file__).parent
 GIB = 1024 * MIB
 CARD = "a100"
 MEMORY_GIB = (8, 12, 16, 24, 40, 80)

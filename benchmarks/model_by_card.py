@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from pipeline.config.settings import AllSettings
 from pipeline.planning.plan import CardPlan
 from pipeline.prediction.cards import assumed_context_bytes, find_hardware
 
-FOLDER = Path(__file__).parent
 GIB = 1024 * MIB
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama-3.2-1b", "llama-3.2-3b", "llama-7b")
 CARDS = {8: "rtx4090", 12: "rtx4090", 16: "rtx4090", 24: "rtx4090", 40: "a100-40gb", 80: "a100"}

@@ -35,7 +35,6 @@ from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
 from pipeline.searching.experiment_problem import make_experiment_problem
 
-FOLDER = Path(__file__).parent
 DIMENSIONS = ("micro_batch_size", "checkpointing", "precision")
 """The dimensions of a space that is not the whole one."""
 SETTINGS = ("device", "model", "sequence_length", "effective_batch_size", "eval_steps", "num_steps")
