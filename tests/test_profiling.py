@@ -18,7 +18,7 @@ from pipeline.base.results import Outcome
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.given import nested
 from pipeline.jobs.advice import ProfiledRun, advise
-from pipeline.jobs.profiling import Profile, findings_of, measure_and_profile, profiled_of
+from pipeline.jobs.profiling import Profile, measure_and_profile, profiled_of
 from pipeline.memory.timeline import CATEGORIES
 from pipeline.report.findings import FILE, read_findings, report_of, to_json
 from pipeline.report.page import to_html
@@ -41,9 +41,15 @@ def profiled(folder: Path, **settings: Any) -> ProfiledRun:
 
 def findings(one: ProfiledRun) -> ProfilingFindings:
     """Return what the report of a profile shows."""
-    profile = Profile()
-    profile.memory_profile, profile.time_profile = one.memory, one.time
-    return findings_of("profiling", "Where?", tiny(**LONGER), one.row, profile, {})
+    return ProfilingFindings(
+        entry="profiling",
+        question="Where?",
+        row=one.row,
+        memory=one.memory,
+        time=one.time,
+        advice=advise(one),
+        environment={},
+    )
 
 
 @pytest.fixture(scope="module")

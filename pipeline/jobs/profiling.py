@@ -16,7 +16,7 @@ from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.printing import say, say_notes
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
-from pipeline.runtime.run import Summarize, run
+from pipeline.runtime.run import run
 from pipeline.runtime.run_folder import folder_name
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.tracking.job import open_job
@@ -26,8 +26,6 @@ from pipeline.training.profiler import MemoryProfile, TimeProfile, profile_run
 if TYPE_CHECKING:
     from pipeline.jobs.advice import ProfiledRun
     from pipeline.report.profile import ProfilingFindings
-
-QUESTION = "Where are the memory and the time of {name}?"
 
 
 def profiling(given: Mapping[str, Any], console: Console) -> int:
@@ -43,15 +41,14 @@ def run_profiling(given: Mapping[str, Any], console: Console) -> "ProfilingFindi
 
     """
     plan = load_single("profiling", given)
-    world_size = next(plan.variants).experiment.world_size
-    if world_size > 1:
-        raise InvalidInputError(
-            f"profiling looks at one process, and world_size is {world_size}; set world_size=1, and "
-            "effective_batch_size to that of one process"
-        )
-    check_shapes(variant.experiment for variant in plan.variants)
     [variant] = plan.variants
     experiment = variant.experiment
+    if experiment.world_size > 1:
+        raise InvalidInputError(
+            f"profiling looks at one process, and world_size is {experiment.world_size}; set world_size=1, and "
+            "effective_batch_size to that of one process"
+        )
+    check_shapes([experiment])
     settings, about = experiment.settings, environment(experiment.device)
     say_notes(console, corpus_notes(experiment))
     with open_job(plan.entry, settings.model, settings.output, about) as job:
@@ -62,13 +59,21 @@ def run_profiling(given: Mapping[str, Any], console: Console) -> "ProfilingFindi
         with progress(variant.name, num_steps) as advance:
             observers = [job.children.observer(), _Progress(advance, num_steps)]
             folder = job.folder / folder_name(variant.name)
-            row, profile = measure_and_profile(
-                experiment, variant.name, folder, observers, partial(summarize, experiment, None)
-            )
+            row, profile = measure_and_profile(experiment, variant.name, folder, observers)
         with progress("making the report"):  # pandas and Altair are imported here, after the runs
+            from pipeline.jobs.advice import advise
             from pipeline.jobs.publish import publish
+            from pipeline.report.profile import ProfilingFindings
 
-            findings = findings_of(plan.entry, QUESTION.format(name=variant.name), experiment, row, profile, about)
+            findings = ProfilingFindings(
+                entry=plan.entry,
+                question=f"Where are the memory and the time of {variant.name}?",
+                row=row,
+                memory=profile.memory_profile,
+                time=profile.time_profile,
+                advice=advise(profiled_of(experiment, row, profile)),
+                environment=about,
+            )
         publish(findings, job, console)
         job.succeeded = row.completed
     return findings
@@ -99,13 +104,13 @@ class Profile(Observer):
 
 
 def measure_and_profile(
-    experiment: Experiment, name: str, folder: Path, observers: Sequence[Observer], summarize: Summarize | None = None
+    experiment: Experiment, name: str, folder: Path, observers: Sequence[Observer]
 ) -> tuple[Row, Profile]:
     """Train as every run does, then take a few steps under the recorder and the profiler in a process of its own."""
     profile = Profile()
     this = Run(name=name, runnable=experiment, folder=folder, labels={"variant": name})
     work = partial(profile_run, folder=folder / "traces")
-    result, summary = run(this, [*observers, profile], then=work, summarize=summarize)
+    result, summary = run(this, [*observers, profile], then=work, summarize=partial(summarize, experiment, None))
     row = Row(
         comparison="cost",
         name=name,
@@ -135,22 +140,4 @@ def profiled_of(experiment: Experiment, row: Row, profile: Profile) -> "Profiled
         autocast="bf16" if bf16.unsupported() is None else "fp16",
         memory=profile.memory_profile,
         time=profile.time_profile,
-    )
-
-
-def findings_of(
-    entry: str, question: str, experiment: Experiment, row: Row, profile: Profile, about: Mapping[str, str]
-) -> "ProfilingFindings":
-    """Return everything that the report shows, the advice included."""
-    from pipeline.jobs.advice import advise
-    from pipeline.report.profile import ProfilingFindings
-
-    return ProfilingFindings(
-        entry=entry,
-        question=question,
-        row=row,
-        memory=profile.memory_profile,
-        time=profile.time_profile,
-        advice=advise(profiled_of(experiment, row, profile)),
-        environment=about,
     )
