@@ -1,22 +1,34 @@
 """Simulated cards: each of its cards, their memory, two of them in one machine."""
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import OnCard
+from cards import environment_of
+from conftest import IS_SIMULATED, OnCard
+from simulated_programs import run_in_fork
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_SIMULATED, reason="needs simulated cards: make test-cuda")]
 MIB = 2**20
+WITH_JSON = "import json, torch\n"
 
 
-def printed(on_card: OnCard, card: str, code: str, **options: Any) -> Any:
-    """Run code that prints one line of JSON on a card, and return what it says."""
-    done = on_card(card, "-c", f"import json, torch\n{code}", **options)
+def printed_by_process(on_card: OnCard, card: str, code: str) -> Any:
+    """Run code that prints one line of JSON in a new process on a card, and return what it says."""
+    done = on_card(card, "-c", WITH_JSON + code)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def printed(card: str, code: str, num_devices: int = 1, **variables: str) -> Any:
+    """Do the same in a fork, which need not import torch."""
+    base = {**os.environ, **variables}
+    exit_code, out = run_in_fork(WITH_JSON + code, (), {**base, **environment_of(card, num_devices, base), **variables})
+    assert exit_code == 0
+    return json.loads(out)
 
 
 @pytest.mark.parametrize("name", ["h200", "a100", "rtx4090", "t4"])
@@ -37,21 +49,21 @@ print(json.dumps({
     from pipeline.simulation.cards import CARDS
 
     card = CARDS[name]
-    seen = printed(on_card, name, code)
+    seen = printed_by_process(on_card, name, code)
     memory_bytes = card.memory_mib * MIB
     assert seen["torch"] == [card.name, list(card.capability), card.num_multiprocessors, memory_bytes]
     assert seen["nvml"] == [card.name, memory_bytes] and seen["count"] == [1, 1]
     assert seen["nvidia-smi"] == [f"{card.name}, {card.memory_mib}, [N/A]"]
 
 
-def test_nvidia_smi_lists_all_cards_or_those_that_are_named(on_card: OnCard) -> None:
+def test_nvidia_smi_lists_all_cards_or_those_that_are_named() -> None:
     code = """
 import subprocess
 asked = ["-L", "-i 1", "--id=2", "--query-gpu=index,memory.free --format=csv", "--query-compute-apps=pid --format=csv"]
 asked = [words.split() for words in asked]
 print(json.dumps([subprocess.run(["nvidia-smi", *words], capture_output=True, text=True).stdout for words in asked]))
 """
-    listed, table, missing, queried, processes = printed(on_card, "t4", code, num_devices=2)
+    listed, table, missing, queried, processes = printed("t4", code, num_devices=2)
     assert [line.split(" (")[0] for line in listed.splitlines()] == ["GPU 0: Tesla T4", "GPU 1: Tesla T4"]
     assert [line.split()[1] for line in table.splitlines() if line.startswith("|")] == ["1"]
     assert missing == "No devices were found\n" and processes == ""
@@ -81,12 +93,10 @@ print(json.dumps(readings))
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_memory_is_what_the_allocator_reserved_and_the_context_and_that_of_others(
-    expandable: bool, on_card: OnCard
-) -> None:
+def test_memory_is_what_the_allocator_reserved_and_the_context_and_that_of_others(expandable: bool) -> None:
     sizes = {"SIMULATED_CARD_CONTEXT_MIB": "300", "SIMULATED_CARD_OTHERS_MIB": "50"}
     allocator = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}"}
-    before, during, after = printed(on_card, "a100", MEMORY, **sizes, **allocator)
+    before, during, after = printed("a100", MEMORY, **sizes, **allocator)
     assert before == after == [0, 350 * MIB, 350 * MIB]
     assert during == [100 * MIB, 450 * MIB, 450 * MIB]
 
@@ -106,10 +116,10 @@ print(json.dumps([*capped, fits(14000), fits(14900)]))
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_a_cap_and_the_end_of_the_card_refuse_memory(expandable: bool, on_card: OnCard) -> None:
+def test_a_cap_and_the_end_of_the_card_refuse_memory(expandable: bool) -> None:
     """A quarter of a T4's 14912 MiB is 3728 MiB; beside the context of 141 MiB, 14771 are left."""
     allocator = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}"}
-    within, beyond, reserved, most, all_of_it = printed(on_card, "t4", REFUSED, **allocator)
+    within, beyond, reserved, most, all_of_it = printed("t4", REFUSED, **allocator)
     assert (within, beyond) == (True, False) and reserved <= 3728 * MIB
     assert (most, all_of_it) == (True, False)
 
@@ -134,16 +144,16 @@ print(json.dumps([before, during, used(), by_nvml, by_torch]))
 
 
 @pytest.mark.parametrize("expandable", [False, True])
-def test_two_cards_count_their_memory_apart(expandable: bool, on_card: OnCard) -> None:
+def test_two_cards_count_their_memory_apart(expandable: bool) -> None:
     variables = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}", "SIMULATED_CARD_CONTEXT_MIB": "1"}
-    before, during, after, by_nvml, by_torch = printed(on_card, "rtx4090", TWO_CARDS, num_devices=2, **variables)
+    before, during, after, by_nvml, by_torch = printed("rtx4090", TWO_CARDS, num_devices=2, **variables)
     assert before == [[MIB, MIB], [MIB, MIB]]
     assert during == [[MIB, 101 * MIB], [MIB, 101 * MIB]]
     assert after == [[41 * MIB, MIB], [41 * MIB, MIB]]
     assert by_nvml == by_torch and len(set(by_nvml)) == 2
 
 
-def test_visible_devices_are_those_of_the_machine_by_number(on_card: OnCard) -> None:
+def test_visible_devices_are_those_of_the_machine_by_number() -> None:
     code = """
 import pynvml
 tensor = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda:0")
@@ -153,7 +163,7 @@ used = [pynvml.nvmlDeviceGetMemoryInfo(handle).used // 2**20 for handle in handl
 print(json.dumps([torch.cuda.device_count(), used, torch.cuda.device_memory_used() // 2**20]))
 """
     variables = {"CUDA_VISIBLE_DEVICES": "1", "SIMULATED_CARD_CONTEXT_MIB": "1"}
-    assert printed(on_card, "h200", code, num_devices=2, **variables) == [1, [0, 101], 101]
+    assert printed("h200", code, num_devices=2, **variables) == [1, [0, 101], 101]
 
 
 def test_what_makes_a_context_when_it_is_imported_is_left_to_the_forked_process(
@@ -174,10 +184,10 @@ if os.fork() == 0:
     os._exit(0 if as_torchao.has_gpu else 1)
 assert os.wait()[1] == 0
 """
-    assert printed(on_card, "t4", code) == [False, True]
+    assert printed_by_process(on_card, "t4", code) == [False, True]
 
 
-def test_a_forked_child_has_a_context_of_its_own(on_card: OnCard) -> None:
+def test_a_forked_child_has_a_context_of_its_own() -> None:
     code = """
 import os
 assert torch.cuda.device_count() == 1
@@ -189,19 +199,19 @@ if not child:
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print(json.dumps([status, torch.cuda.memory_allocated() // 2**20]))
 """
-    assert printed(on_card, "t4", code) == [4, 2]  # each has what it allocated itself
+    assert printed("t4", code) == [4, 2]  # each has what it allocated itself
 
 
-def test_what_a_kernel_computed_reads_as_zero_but_the_answer_of_all(on_card: OnCard) -> None:
+def test_what_a_kernel_computed_reads_as_zero_but_the_answer_of_all() -> None:
     code = """
 ones = torch.ones(3, device="cuda")
 none, any_is = (ones == 0).all(), ones.isnan().any()
 print(json.dumps([ones.tolist(), bool(none), bool(any_is), bool((ones == 0).all())]))
 """
-    assert printed(on_card, "h200", code) == [[0, 0, 0], False, False, True]
+    assert printed("h200", code) == [[0, 0, 0], False, False, True]
 
 
-def test_what_the_host_put_on_a_card_can_be_read_again(on_card: OnCard) -> None:
+def test_what_the_host_put_on_a_card_can_be_read_again() -> None:
     code = """
 lengths = torch.tensor([3, 5, 8], device="cuda")
 pinned = torch.full((2,), 0.5).pin_memory().to("cuda", non_blocking=True)
@@ -210,10 +220,10 @@ kept = [lengths.tolist(), lengths[1].item(), pinned.tolist(), zeros.tolist(), co
 lengths.copy_(torch.tensor([1, 2, 4]))
 print(json.dumps([*kept, lengths.tolist()]))
 """
-    assert printed(on_card, "h200", code) == [[3, 5, 8], 5, [0.5, 0.5], [0, 0], [3, 5, 8], [1, 2, 4]]
+    assert printed("h200", code) == [[3, 5, 8], 5, [0.5, 0.5], [0, 0], [3, 5, 8], [1, 2, 4]]
 
 
-def test_what_waits_on_the_host_has_zeros_and_takes_none_of_its_memory(on_card: OnCard) -> None:
+def test_what_waits_on_the_host_has_zeros_and_takes_none_of_its_memory() -> None:
     """More than most machines have; what was there before, also on a part of a page, does not stay."""
     code = """
 import psutil
@@ -225,7 +235,7 @@ for host in waiting:
 taken_mib = (psutil.Process().memory_info().rss - before) >> 20
 print(json.dumps([taken_mib, [host[:5].tolist() for host in waiting], int(waiting[0][2 : 2**20].max())]))
 """
-    taken_mib, first, largest = printed(on_card, "h200", code)
+    taken_mib, first, largest = printed("h200", code)
     assert taken_mib < 1024 and first == [[7, 7, 0, 0, 0]] * 4 and largest == 0
 
 
@@ -234,7 +244,7 @@ def test_the_host_cannot_touch_a_cards_memory(on_card: OnCard) -> None:
     assert on_card("h200", "-c", code).returncode == -signal.SIGSEGV
 
 
-def test_the_workspace_of_a_cudnn_engine_is_mostly_a_copy_of_the_tensors(on_card: OnCard) -> None:
+def test_the_workspace_of_a_cudnn_engine_is_mostly_a_copy_of_the_tensors() -> None:
     code = """
 from torch.nn.attention import SDPBackend, sdpa_kernel
 heads = [torch.empty(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
@@ -252,7 +262,7 @@ with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.no_grad():
 print(json.dumps(found))
 """
     smallest, likely, largest = (
-        printed(on_card, "h200", code, SIMULATED_CARD_WORKSPACES=size) for size in ("smallest", "likely", "largest")
+        printed("h200", code, SIMULATED_CARD_WORKSPACES=size) for size in ("smallest", "likely", "largest")
     )
     attention, convolution = (most - least for least, most in zip(smallest, largest, strict=True))
     heads, image, weights, made = 2 * 2 * 4 * 128 * 64, 4 * 4 * 16 * 66**2, 4 * 32 * 16 * 9, 4 * 4 * 32 * 64**2
@@ -263,7 +273,7 @@ print(json.dumps(found))
     assert likely[1] - smallest[1] == pytest.approx(image + weights + made, abs=512)  # copies with channels innermost
 
 
-def test_managed_memory_takes_nothing_of_a_card(on_card: OnCard) -> None:
+def test_managed_memory_takes_nothing_of_a_card() -> None:
     """Paged states of bitsandbytes' optimizers, whose own CUDA library runs."""
     code = """
 from bitsandbytes.optim import AdamW32bit, PagedAdamW32bit
@@ -277,4 +287,4 @@ for kind in (AdamW32bit, PagedAdamW32bit):
     found.append(torch.cuda.memory_allocated() - before)
 print(json.dumps(found))
 """
-    assert printed(on_card, "h200", code) == [2 * 4 * 512 * 4096, 0]
+    assert printed("h200", code) == [2 * 4 * 512 * 4096, 0]

@@ -197,7 +197,7 @@ import torch
 x = torch.randn(8, device="cuda", requires_grad=True)
 x[x > 0].sum().backward()
 """
-    reads = only(run_code(code)).unknown_reads
+    reads = only(run("-c", code)).unknown_reads
     assert {(read.place, read.may_steer) for read in reads} == {("<string>:4", True), ("?", True)}
     assert "Traceback" not in capfd.readouterr().err
 
@@ -220,7 +220,7 @@ if os.fork():
 else:
     torch.randn(1, device="cuda").item()
 """
-    [read] = only(run_code(code)).unknown_reads
+    [read] = only(run("-c", code)).unknown_reads
     assert (read.place, read.count) == ("<string>:6", 1)
 
 
