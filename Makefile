@@ -19,8 +19,6 @@ IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # Two cores have room for a third process: many tests wait, for a server, a signal or the import of a library.
 WAITING := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # The files with tests of a mark that few have: to import all files takes pytest many seconds.
-OF_EVERY_CARD := tests/test_activation_offloading.py tests/test_memory.py tests/test_run.py
-OTHER_CARDS := test-a100 test-rtx4090 test-t4
 OF_FOUR_RANKS := tests/test_data_parallel.py tests/test_saving.py
 
 # An environment that forbids writing compiled modules makes each process of a test compile all of them.
@@ -32,7 +30,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 COMPILE := @$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
 CARD := PYTHONPATH=. $(BIN)/python tests/cuda_without_gpu/cards.py
 
-.PHONY: search quick test test-all test-cuda test-h200 $(OTHER_CARDS) test-cluster check evidence ui clean
+.PHONY: search quick test test-all test-cuda test-cluster check evidence ui clean
 
 search: .venv/installed
 	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name fitproof $(ARGS)
@@ -52,13 +50,8 @@ test-cluster: .venv/installed-for-tests
 		-m "slow$(if $(CI), and not long)"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks $(OF_FOUR_RANKS)
 
-test-cuda: test-h200 $(OTHER_CARDS)
-
-test-h200: $(CUDA_INSTALLED)
+test-cuda: $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(WAITING) -m "gpu and not slow"
-
-$(OTHER_CARDS): test-%: $(CUDA_INSTALLED)
-	OMP_NUM_THREADS=1 $(CARD) $* -m pytest -m "every_card and not slow" $(OF_EVERY_CARD)
 
 check: .venv/installed-for-tests
 	$(BIN)/ruff format --check .

@@ -66,6 +66,8 @@ DRAWN_IN = ("test_report", "test_search", "test_lever_benchmark", "test_peers")
 PNG = b"\x89PNG\r\n\x1a\n"
 IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 """Whether this process runs on a simulated card: see pipeline/simulation/README.md."""
+EACH_CARD = ("h200", "a100", "rtx4090", "t4") if IS_SIMULATED else (None,)
+"""The cards of tests that depend on the card; None: this machine's own."""
 LONGEST = (
     *("simulation_values_cuda", "cuda_entry_points", "cuda_faults", "cuda_without_gpu", "simulation_cuda"),
     *("data_parallel_cuda", "cuda_budget", "cuda_predictions"),

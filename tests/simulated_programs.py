@@ -1,19 +1,25 @@
-"""Programs on simulated cards, and what each did there: commands, or code in a fork of a process that has torch."""
+"""Programs on simulated cards, and what each did there: commands, or forks of one process that has imported torch."""
 
 import atexit
 import io
+import multiprocessing
 import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from pipeline.base.results import Result
+from pipeline.config.experiment import Experiment
 from pipeline.prediction.card_processes import card_processes
+from pipeline.runtime import fork_server
+from pipeline.runtime import run as runtime_run
 from pipeline.simulation.cards import find_card
-from pipeline.simulation.environment import environment
+from pipeline.simulation.environment import card_variables, environment
 from pipeline.simulation.process import watch
 from pipeline.simulation.report import Process, read_report
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
@@ -55,11 +61,31 @@ def run_in_fork(code: str, words: Sequence[str], variables: Mapping[str, str]) -
 
     """
     own = {**os.environ, **variables}
-    [(_, outcome)] = card_processes().call(_run_here, [(code, words, own)], [own])
+    ended: tuple[int, str] = _in_fork(_run_here, (code, words, own), own)
+    return ended
+
+
+def execute_on(card: str | None, experiment: Experiment, log: Path) -> Result:
+    """Train in a clean process on a simulated card, or on this machine's own: None."""
+    if card is None:
+        return runtime_run.execute(experiment, log)
+    own = {**os.environ, **card_variables(find_card(card))}
+    result: Result = _in_fork(_execute_here, (experiment, log), own)
+    return result
+
+
+def _in_fork(function: Callable[[Any], Any], argument: Any, variables: Mapping[str, str]) -> Any:
+    [(_, outcome)] = card_processes().call(function, [argument], [variables])
     if isinstance(outcome, Exception):
         raise outcome
-    ended: tuple[int, str] = outcome
-    return ended
+    return outcome
+
+
+def _execute_here(asked: tuple[Experiment, Path]) -> Result:
+    """Train in a fork of this process, which is clean: the fork server of the tests is on another card."""
+    forks = patch.object(runtime_run, "CONTEXT", multiprocessing.get_context("fork"))
+    with forks, patch.object(fork_server, "start_server"):
+        return runtime_run.execute(*asked)
 
 
 def _run_here(program: tuple[str, Sequence[str], Mapping[str, str]]) -> tuple[int, str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, tiny, with_corpus_of
+from conftest import EACH_CARD, ROOT, tiny, with_corpus_of
+from simulated_programs import execute_on
 from test_checkpointing import DROPOUT, LAYERS, OWN, trained
 from test_export import losses_here, losses_of_script
 from torch import Tensor, nn
@@ -151,17 +152,19 @@ def test_the_exported_script_offloads(tmp_path: Path) -> None:
     assert losses_of_script(str(tmp_path / "train.py")) == pytest.approx(losses_here(**settings), abs=1e-4)
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(8)
 @pytest.mark.gpu
-@pytest.mark.every_card
 @pytest.mark.parametrize("settings", [EVERYTHING, {"activation_offloading": True}, {"checkpointing": "offloaded"}])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_peak_of_a_card_is_predicted(settings: dict[str, Any], precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("card", EACH_CARD)
+def test_the_peak_of_a_card_is_predicted(
+    card: str | None, settings: dict[str, Any], precision: str, tmp_path: Path
+) -> None:
     shape = {"sequence_length": 256, "causal_lm__width": 128, "causal_lm__num_heads": 4, "causal_lm__num_layers": 4}
     experiment = tiny(device="cuda", precision=precision, **shape, **settings)
-    result = execute(experiment, tmp_path / "log")
+    result = execute_on(card, experiment, tmp_path / "log")
     assert result.memory is not None and result.memory.peak_allocated_bytes is not None, result.detail
-    predicted = predict(experiment, hardware_of(experiment.device))
+    predicted = predict(experiment, find_hardware(card) if card else hardware_of(experiment.device))
     assert predicted.peak_allocated_bytes == pytest.approx(result.memory.peak_allocated_bytes, rel=5e-4)
 
 

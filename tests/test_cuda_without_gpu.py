@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cards import environment_of
-from conftest import IS_SIMULATED, OnCard
+from conftest import EACH_CARD, IS_SIMULATED, OnCard
 from simulated_programs import run_in_fork
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_SIMULATED, reason="needs simulated cards: make test-cuda")]
@@ -31,7 +31,7 @@ def printed(card: str, code: str, num_devices: int = 1, **variables: str) -> Any
     return json.loads(out)
 
 
-@pytest.mark.parametrize("name", ["h200", "a100", "rtx4090", "t4"])
+@pytest.mark.parametrize("name", EACH_CARD)
 def test_a_process_is_on_the_card(name: str, on_card: OnCard) -> None:
     code = """
 import pynvml, subprocess
@@ -85,10 +85,11 @@ torch.cuda.init()
 readings = [seen()]
 tensor = torch.empty(100 * 2**20, dtype=torch.uint8, device="cuda")
 readings.append(seen())
+[segment] = torch.cuda.memory._snapshot()["segments"]
 del tensor
 torch.cuda.empty_cache()
 readings.append(seen())
-print(json.dumps(readings))
+print(json.dumps([segment["is_expandable"], *readings]))
 """
 
 
@@ -96,7 +97,8 @@ print(json.dumps(readings))
 def test_memory_is_what_the_allocator_reserved_and_the_context_and_that_of_others(expandable: bool) -> None:
     sizes = {"SIMULATED_CARD_CONTEXT_MIB": "300", "SIMULATED_CARD_OTHERS_MIB": "50"}
     allocator = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}"}
-    before, during, after = printed("a100", MEMORY, **sizes, **allocator)
+    is_expandable, before, during, after = printed("a100", MEMORY, **sizes, **allocator)
+    assert is_expandable is expandable
     assert before == after == [0, 350 * MIB, 350 * MIB]
     assert during == [100 * MIB, 450 * MIB, 450 * MIB]
 

@@ -7,9 +7,11 @@ import sys
 import psutil
 import pytest
 import torch
-from conftest import ROOT
+from cards import environment_of
+from conftest import EACH_CARD, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_programs import run_in_fork
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import UNIT_BYTES, allowed_bytes, parse_budget
@@ -182,11 +184,15 @@ print(json.dumps([tensor.nbytes, memory.phases[0].allocated_bytes, *peaks]))
 
 
 @pytest.mark.gpu
-@pytest.mark.every_card
-def test_the_cuda_meter_sees_allocations_and_the_context() -> None:
+@pytest.mark.parametrize("card", EACH_CARD)
+def test_the_cuda_meter_sees_allocations_and_the_context(card: str | None) -> None:
     """In a process that has no context yet."""
-    done = subprocess.run([sys.executable, "-c", METER], cwd=ROOT, capture_output=True, text=True, check=True)
-    tensor, loaded, allocated, reserved, on_device = json.loads(done.stdout)
+    if card is None:
+        words = [sys.executable, "-c", METER]
+        out = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    else:
+        _, out = run_in_fork(METER, (), environment_of(card))
+    tensor, loaded, allocated, reserved, on_device = json.loads(out)
     assert tensor <= loaded <= allocated <= reserved
     assert on_device is None or on_device > reserved
 

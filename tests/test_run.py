@@ -14,10 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Received, tiny
+from conftest import EACH_CARD, Received, tiny
+from simulated_programs import execute_on
 
 from pipeline.base.contracts import Prepared
 from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
+from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.out_of_memory import LIBRARY_TEXTS
 from pipeline.runtime.failures import Failed, failure_of, how_it_ended
@@ -25,6 +27,7 @@ from pipeline.runtime.fork_server import server_pid
 from pipeline.runtime.observer import Run
 from pipeline.runtime.run import execute, run
 from pipeline.runtime.run_folder import read_steps
+from pipeline.simulation.cards import find_card
 from pipeline.training.loop import train
 from pipeline.training.metrics import Summary
 
@@ -305,26 +308,28 @@ def test_what_a_run_needs_imports_neither_mlflow_nor_optuna_nor_altair() -> None
     assert done.returncode == 0, done.stderr
 
 
-def cuda_result(log: Path, **settings: object) -> Result:
-    return execute(tiny(**{"device": "cuda", **settings}), log)
+def cuda_result(card: str | None, log: Path, **settings: object) -> Result:
+    return execute_on(card, tiny(**{"device": "cuda", **settings}), log)
 
 
 @pytest.mark.gpu
-@pytest.mark.every_card
-def test_a_cuda_run_measures_all_kinds_of_memory(log: Path) -> None:
-    result = cuda_result(log)
+@pytest.mark.parametrize("card", EACH_CARD)
+def test_a_cuda_run_measures_all_kinds_of_memory(card: str | None, log: Path) -> None:
+    result = cuda_result(card, log)
     assert result.outcome is Outcome.OK, result.detail
     memory = result.memory
     assert memory is not None
     assert memory.peak_allocated_bytes and memory.peak_reserved_bytes and memory.peak_device_bytes
     assert memory.peak_allocated_bytes <= memory.peak_reserved_bytes < memory.peak_device_bytes
     assert memory.allocation_retries == 0
+    if card is not None:
+        assert memory.peak_device_bytes - memory.peak_reserved_bytes == find_card(card).context.mib * MIB
 
 
 @pytest.mark.gpu
-@pytest.mark.every_card
-def test_a_budget_is_a_hard_cap_on_cuda(log: Path) -> None:
-    result = cuda_result(log, budget="24MiB", micro_batch_size=64, sequence_length=256)
+@pytest.mark.parametrize("card", EACH_CARD)
+def test_a_budget_is_a_hard_cap_on_cuda(card: str | None, log: Path) -> None:
+    result = cuda_result(card, log, budget="24MiB", micro_batch_size=64, sequence_length=256)
     assert result.outcome is Outcome.OUT_OF_MEMORY
     assert result.memory is not None and result.memory.peak_reserved_bytes is not None
     assert result.memory.peak_reserved_bytes <= 24 * 2**20
@@ -334,6 +339,6 @@ def test_a_budget_is_a_hard_cap_on_cuda(log: Path) -> None:
 @pytest.mark.needs_numbers
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 def test_cuda_and_cpu_learn_the_same(precision: str, log: Path) -> None:
-    on_cpu, on_cuda = execute(tiny(), log), cuda_result(log, precision=precision)
+    on_cpu, on_cuda = execute(tiny(), log), cuda_result(None, log, precision=precision)
     assert on_cuda.outcome is Outcome.OK, on_cuda.detail
     assert [r.loss for r in on_cuda.steps] == pytest.approx([r.loss for r in on_cpu.steps], rel=5e-3)
