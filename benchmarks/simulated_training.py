@@ -19,6 +19,11 @@ def train_any_weights(experiment: Experiment, prepared: Prepared, emit: Callable
     are those of train().
     """
     Tensor.normal_ = Tensor.uniform_ = _unchanged  # type: ignore[assignment]
+    train_answered(experiment, prepared, emit)
+
+
+def train_answered(experiment: Experiment, prepared: Prepared, emit: Callable[[Any], None]) -> None:
+    """Do the same with the weights that train() has, which ranks with copies of a model compare."""
     answer_as_a_card(has_documents=experiment.settings.sequences == "packed_documents")
     train(experiment, prepared, emit)
 

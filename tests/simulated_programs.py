@@ -18,6 +18,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.prediction.card_processes import card_processes
 from pipeline.runtime import fork_server
 from pipeline.runtime import run as runtime_run
+from pipeline.runtime.rank import Work
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.environment import card_variables, environment
 from pipeline.simulation.process import watch
@@ -65,12 +66,14 @@ def run_in_fork(code: str, words: Sequence[str], variables: Mapping[str, str]) -
     return ended
 
 
-def execute_on(card: str | None, experiment: Experiment, log: Path) -> Result:
-    """Train in a clean process on a simulated card, or on this machine's own: None."""
+def execute_on(
+    card: str | None, experiment: Experiment, log: Path, num_cards: int = 1, work: Work | None = None
+) -> Result:
+    """Return what execute() does on a machine with simulated cards, or on this one: None."""
     if card is None:
-        return runtime_run.execute(experiment, log)
-    own = {**os.environ, **card_variables(find_card(card))}
-    result: Result = _in_fork(_execute_here, (experiment, log), own)
+        return runtime_run.execute(experiment, log, work=work)
+    variables = {**os.environ, **card_variables(find_card(card), num_cards)}
+    result: Result = _in_fork(_execute_here, (experiment, log, work), variables)
     return result
 
 
@@ -81,11 +84,12 @@ def _in_fork(function: Callable[[Any], Any], argument: Any, variables: Mapping[s
     return outcome
 
 
-def _execute_here(asked: tuple[Experiment, Path]) -> Result:
+def _execute_here(asked: tuple[Experiment, Path, Work | None]) -> Result:
     """Train in a fork of this process, which is clean: the fork server of the tests is on another card."""
+    experiment, log, work = asked
     forks = patch.object(runtime_run, "CONTEXT", multiprocessing.get_context("fork"))
     with forks, patch.object(fork_server, "start_server"):
-        return runtime_run.execute(*asked)
+        return runtime_run.execute(experiment, log, work=work)
 
 
 def _run_here(program: tuple[str, Sequence[str], Mapping[str, str]]) -> tuple[int, str]:

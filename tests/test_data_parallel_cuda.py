@@ -3,16 +3,33 @@
 Copies of a whole model are left to `make test-all`: tests/test_simulated_ranks.py has scripts with them.
 """
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import OnCard
+from conftest import IS_SIMULATED, OnCard
+from simulated_programs import execute_on
+from simulated_training import train_answered
 
-pytestmark = pytest.mark.gpu
+from pipeline.base.results import Outcome
+from pipeline.config.experiment import make_experiment
+from pipeline.config.given import merged, nested
+from pipeline.prediction.cards import find_hardware
+from pipeline.prediction.predict import predict
 
-FOLDER = Path(__file__).parent / "cuda_without_gpu" / "ranks"
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_SIMULATED, reason="needs simulated cards: make test-cuda")]
+
+COMMON = {
+    "device": "cuda",
+    "model": "gpt2-nano",
+    "world_size": 2,
+    "micro_batch_size": 2,
+    "effective_batch_size": 8,
+    "num_steps": 4,
+    "eval_steps": 0,
+}
+FOUR_CARDS = replace(find_hardware("h200"), count=4)
 WHOLE, SHARDED = ({"precision": "bf16"}, {"sharding": "fsdp", "precision": "bf16", "micro_batch_size": 1})
 CONFIGURATIONS = (
     SHARDED,  # four passes, of which a prediction runs two
@@ -35,20 +52,22 @@ OTHERS = (
     "configurations", [CONFIGURATIONS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["two ranks", "others"]
 )
 def test_the_memory_of_a_rank_on_a_card_is_predicted(
-    configurations: tuple[dict[str, Any], ...], on_card: OnCard, tmp_path: Path
+    configurations: tuple[dict[str, Any], ...], tmp_path: Path
 ) -> None:
-    words = (str(FOLDER / "measure.py"), str(tmp_path), *map(json.dumps, configurations))
-    done = on_card("h200", *words, num_devices=4, values=True, PYTHONPATH=".")
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    for settings, one in zip(configurations, found, strict=True):
-        assert one["outcome"] == "ok", (settings, one["detail"])
-        for measured, predicted in (one["allocated"], one["reserved"]):
-            assert predicted == pytest.approx(measured, rel=0.001), settings
-        if "sharding" in settings or "tensor_parallel" in settings:
-            assert one["allocated"][0] == one["allocated"][1] and one["reserved"][0] == one["reserved"][1], settings
+    allocated = []
+    for settings in configurations:
+        experiment = make_experiment(merged(COMMON, nested(settings)), "main")
+        predicted = predict(experiment, FOUR_CARDS)  # first: what it has to import need not be imported by each rank
+        result = execute_on("h200", experiment, tmp_path / "log.txt", num_cards=4, work=train_answered)
+        assert result.outcome is Outcome.OK and result.memory is not None, (settings, result.detail)
+        for kind in ("peak_allocated_bytes", "peak_reserved_bytes"):
+            measured, guess = getattr(result.memory, kind), getattr(predicted, kind)
+            assert guess == pytest.approx(measured, rel=0.001), settings
+            if "sharding" in settings or "tensor_parallel" in settings:
+                assert guess == measured, settings
+        allocated.append(result.memory.peak_allocated_bytes)
     if WHOLE in configurations:
-        whole, sharded = (found[configurations.index(which)]["allocated"][0] for which in (WHOLE, SHARDED))
+        whole, sharded = (allocated[configurations.index(which)] for which in (WHOLE, SHARDED))
         assert sharded < whole  # in the same precision
 
 
