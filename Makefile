@@ -19,6 +19,7 @@ IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # Two cores have room for a third process: many tests wait, for a server, a signal or the import of a library.
 WAITING := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # The files with tests of a mark that few have: to import all files takes pytest many seconds.
+OF_A_CARD = $(shell grep -l pytest.mark.gpu tests/test_*.py)
 OF_FOUR_RANKS := tests/test_data_parallel.py tests/test_saving.py
 
 # An environment that forbids writing compiled modules makes each process of a test compile all of them.
@@ -43,7 +44,7 @@ test: check $(CUDA_INSTALLED)
 
 test-all: check $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(IN_PARALLEL)
-	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m gpu
+	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m gpu $(OF_A_CARD)
 
 test-cluster: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py tests/test_machines.py \
@@ -51,7 +52,7 @@ test-cluster: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks $(OF_FOUR_RANKS)
 
 test-cuda: $(CUDA_INSTALLED)
-	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(WAITING) -m "gpu and not slow"
+	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m "gpu and not slow" $(OF_A_CARD)
 
 check: .venv/installed-for-tests
 	$(BIN)/ruff format --check .

@@ -69,8 +69,8 @@ IS_SIMULATED = "SIMULATED_CARD_NAME" in os.environ
 EACH_CARD = ("h200", "a100", "rtx4090", "t4") if IS_SIMULATED else (None,)
 """The cards of tests that depend on the card; None: this machine's own."""
 LONGEST = (
-    *("simulation_values_cuda", "cuda_entry_points", "cuda_faults", "cuda_without_gpu", "simulation_cuda"),
-    *("data_parallel_cuda", "cuda_budget", "cuda_predictions"),
+    *("cuda_entry_points", "cuda_faults", "simulation_values_cuda", "data_parallel_cuda", "simulation_cuda"),
+    *("cuda_without_gpu", "cuda_budget", "cuda_predictions"),
     *("entry_points", "simulate", "faults", "export", "worker_pool", "search_faults", "search_command"),
     *("explain", "docs", "fit_callback", "api", "gpu_memory", "export_trl", "ui", "levers", "simulated_ranks", "qlora"),
     *("compare", "prediction", "comparison_noise", "user_functions", "lengths"),
