@@ -3,7 +3,8 @@
 # make test      lint, types, layers, and one test case for each part (torch's CUDA build, 1.9 GB in .venv-cuda; no GPU)
 # make test-all  the same with the full matrices, and all tests marked gpu on a simulated card
 # make test-cuda the tests marked gpu, on simulated cards (1.9 GB in .venv-cuda; needs gcc, no GPU)
-# make test-cluster four ranks, two machines, many workers, and the faults of several: a Ray cluster, PostgreSQL and MLflow's server that die (needs PostgreSQL and ip)
+# make test-cluster four ranks, two machines, and the faults of several: a Ray cluster, PostgreSQL and MLflow's server that die (needs PostgreSQL and ip)
+# make test-many-workers 64 workers of one search, whose trials must begin at once: alone on the machine (needs PostgreSQL)
 # make evidence  all that needs a GPU, in at most 9 minutes; the next call goes on where this one stopped
 # make ui        the MLflow UI, opened on the runs of the experiment
 # Pass settings on with ARGS: make search ARGS="-P budget=8GiB -P effective_batch_size=64"
@@ -31,7 +32,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 COMPILE := @$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
 CARD := PYTHONPATH=. $(BIN)/python tests/cuda_without_gpu/cards.py
 
-.PHONY: search quick test test-all test-cuda test-cluster check evidence ui clean
+.PHONY: search quick test test-all test-cuda test-cluster test-many-workers check evidence ui clean
 
 search: .venv/installed
 	PATH="$(abspath $(BIN)):$$PATH" mlflow run . -e search --env-manager=local --experiment-name fitproof $(ARGS)
@@ -47,9 +48,11 @@ test-all: check $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m gpu $(OF_A_CARD)
 
 test-cluster: .venv/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_many_workers.py tests/test_machines.py \
-		-m "slow$(if $(CI), and not long)"
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_cluster_faults.py tests/test_machines.py -m "slow$(if $(CI), and not long)"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m four_ranks $(OF_FOUR_RANKS)
+
+test-many-workers: .venv/installed-for-tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_many_workers.py -m "slow$(if $(CI), and not long)"
 
 test-cuda: $(CUDA_INSTALLED)
 	OMP_NUM_THREADS=1 $(CARD) h200 -m pytest $(IN_PARALLEL) -m "gpu and not slow" $(OF_A_CARD)

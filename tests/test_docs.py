@@ -187,7 +187,7 @@ def test_make_search_is_the_search_through_mlflow(project: Project) -> None:
 
 def test_continuous_integration_runs_all_targets_of_tests() -> None:
     commands = [line for line in text_of(".ci/run").splitlines() if line.startswith("make")]
-    assert commands == ["make --jobs 2 test", "make test-cluster", "make test-cuda"]
+    assert commands == ["make --jobs 2 test", "make test-many-workers", "make --jobs 2 test-cluster test-cuda"]
 
 
 def test_the_makefile_names_every_file_with_a_test_of_four_ranks() -> None:
