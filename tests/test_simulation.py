@@ -239,6 +239,35 @@ print(sys.users_own, sitecustomize.__file__, before, sys.order, sys.path)
     assert str(HOOK) not in done.stdout
 
 
+def test_torchs_compiler_is_imported_once_something_asks_for_it_and_then_all_is_as_torch_made_it() -> None:
+    code = """
+import sys, torch
+weight = torch.nn.Parameter(torch.ones(4))
+for name in ("Adagrad", "AdamW", "RMSprop", "SGD"):
+    optimizer = getattr(torch.optim, name)([weight])
+    weight.square().sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert torch.is_grad_enabled() and weight.grad_fn is None
+
+def seen():
+    own = [torch._disable_dynamo.__name__, "_dynamo" in decorated.__code__.co_names, *vars(zeroes)]
+    return ["torch._dynamo" in sys.modules, *own]
+
+decorated, zeroes = torch.optim.SGD.__dict__["step"].__wrapped__, torch.optim.Optimizer.zero_grad.__wrapped__
+print(seen())
+import torch._dynamo
+print(seen())
+"""
+    variables = {"PYTHONPATH": str(HOOK), "SIMULATED_CARD_HOOKS": str(HOOK / "compiler.py")}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "[False, '_disable_later', False, '__dynamo_disable']",
+        "[True, '_disable_dynamo', True]",
+    ]
+
+
 def test_symbols_of_a_shared_library_are_read(tmp_path: Path) -> None:
     source = tmp_path / "one.c"
     source.write_text(

@@ -62,7 +62,8 @@ def environment(
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(num_cards)))
     if report is not None:
         variables["SIMULATED_CARD_REPORT"] = str(report.absolute())
-    own = (HOOK / "reads.py", HOOK / "collectives.py", *([HOOK / "values.py"] if values else []))
+    names = ("compiler", "reads", "collectives", *(["values"] if values else []))
+    own = (HOOK / f"{name}.py" for name in names)
     variables["SIMULATED_CARD_HOOKS"] = os.pathsep.join(map(str, (*own, *hooks)))
     return variables
 
