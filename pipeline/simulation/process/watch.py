@@ -124,7 +124,7 @@ class Watch:
             self._mark_modules()
             while self._open:
                 self._leave()
-            snapshot = torch.cuda.memory._snapshot()
+            snapshot = _snapshot(torch)
             is_whole = all(len(trace) < NUM_EVENTS for trace in snapshot["device_traces"])
             content = {**self._content(), "is_whole": is_whole, "allocator": _allocator_options(snapshot)}
             _write(self._folder / f"{os.getpid()}.pickle", pickle.dumps(snapshot))
@@ -339,6 +339,17 @@ def _addresses(torch: Any, tensor: Any) -> Iterator[int]:
     elif tensor.is_cuda:
         with contextlib.suppress(RuntimeError):  # a tensor without a storage
             yield tensor.untyped_storage().data_ptr()
+
+
+def _snapshot(torch: Any) -> dict[str, Any]:
+    """Return torch's memory snapshot, which imports torch's compiler for the lines of its code, if there may be any."""
+    if "torch._inductor" in sys.modules:
+        return dict(torch.cuda.memory._snapshot())
+    torch._inductor = None
+    try:
+        return dict(torch.cuda.memory._snapshot())
+    finally:
+        del torch._inductor
 
 
 def _allocator_options(snapshot: dict[str, Any]) -> str:
