@@ -40,10 +40,20 @@ def shorten_levers(project: Project) -> None:
 
 
 def shorten_checkpointing(project: Project) -> None:
-    """Leave 12 and 48 layers, between which the rule of the depth shows."""
+    """Leave 12 and 24 layers, between which the rule of the depth shows, and a policy that skips layers."""
     file = project.folder / "experiments" / "checkpointing.yaml"
     values = yaml.safe_load(file.read_text())
-    del values["comparisons"]["24_layers"]
+    del values["comparisons"]["48_layers"], values["comparisons"]["policies"]["variants"]["every_3_layers"]
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+
+
+def shorten_accumulation(project: Project) -> None:
+    """Leave each comparison its baseline and the variant of eight passes."""
+    file = project.folder / "experiments" / "accumulation.yaml"
+    values = yaml.safe_load(file.read_text())
+    for comparison in values["comparisons"].values():
+        variants = comparison["variants"]
+        comparison["variants"] = {name: variants[name] for name in variants if name.endswith(("x1", "x8"))}
     file.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
@@ -61,6 +71,7 @@ def finish(folder: Path) -> tuple[Project, Done]:
     project = Project.copy(folder, with_store=False)
     shorten_levers(project)
     shorten_checkpointing(project)
+    shorten_accumulation(project)
     done = {}
     for entry, settings in SETTINGS.items():
         run = project.mlflow_run if entry in IN_A_PROCESS else project.mlflow_run_here

@@ -26,10 +26,10 @@ from torch.nn import functional as F
 
 VOCABULARY, WIDTH, LENGTH = 5120, 1024, 512
 model = nn.Sequential(
-    nn.Embedding(VOCABULARY, WIDTH),
-    *[nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, dropout=0.0, batch_first=True) for _ in range(12)],
-    nn.Linear(WIDTH, VOCABULARY, bias=False),
-).cuda()
+    nn.Embedding(VOCABULARY, WIDTH, device="cuda"),
+    *[nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, 0.0, batch_first=True, device="cuda") for _ in range(12)],
+    nn.Linear(WIDTH, VOCABULARY, bias=False, device="cuda"),
+)
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(5):
     tokens = torch.randint(VOCABULARY, (4, LENGTH + 1)).cuda()

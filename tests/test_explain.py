@@ -399,7 +399,7 @@ assert not settings.fails, "it must not fail"
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.up, self.down = nn.Linear(1024, 4096), nn.Linear(4096, 1024)
+        self.up, self.down = nn.Linear(1024, 4096, device="cuda"), nn.Linear(4096, 1024, device="cuda")
 
     def forward(self, x):
         hidden = self.up(x)
@@ -407,7 +407,7 @@ class Block(nn.Module):
         return x + self.down(hidden)
 
 
-model = nn.Sequential(*[Block() for _ in range(4)]).cuda()
+model = nn.Sequential(*[Block() for _ in range(4)])
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
 for step in range(5):
     x = torch.ones(settings.rows, 1024, device="cuda")
