@@ -139,7 +139,7 @@ def count_next_step(end: Callable[[], None]) -> None:
     try:
         mode = WorkOfStep(end)
         mode.count_triton()
-        disable: Any = torch.compiler.disable
+        disable: Any = torch.compiler.disable if "torch._dynamo" in sys.modules else lambda it: it  # it takes seconds
         optimizer.register_optimizer_step_pre_hook(disable(mode.before_update))
         optimizer.register_optimizer_step_post_hook(disable(mode.after_update))
     except Exception:  # Fitproof's code does not run on this Python or torch
