@@ -17,6 +17,19 @@ from typing import Any
 COMPILER = "torch._dynamo"
 DISABLED = "__dynamo_disable"
 """Attribute of a function in which torch keeps the one that it calls instead."""
+USED_BY_STEP = {
+    *(
+        "torch._dynamo",
+        "_dynamo",
+        "graph_break",
+        "is_grad_enabled",
+        "set_grad_enabled",
+        "defaults",
+        "cast",
+        "Optimizer",
+    ),
+}
+"""Names that the code uses in which torch.optim wraps a step; where a version uses others it stays as it is."""
 
 
 class BeforeCompiler(importlib.abc.MetaPathFinder):
@@ -34,7 +47,7 @@ class BeforeCompiler(importlib.abc.MetaPathFinder):
             code = getattr(function, "__code__", None)
             if code is None:
                 continue
-            if code.co_name == "_use_grad" and code.co_freevars == ("func",):
+            if {*code.co_names} == USED_BY_STEP:
                 self._codes[function] = code
                 function.__code__ = _step_code(code)
             elif code.co_filename == self._disable.__code__.co_filename:
