@@ -95,6 +95,14 @@ def test_parameters_and_small_tensors_stay_where_they_are(copied: list[int]) -> 
     assert layer.weight.grad is not None
 
 
+def test_layers_without_parameters_are_on_the_device_of_their_inputs(copied: list[int]) -> None:
+    layer = nn.ReLU()
+    offload_saved_tensors([layer], smallest_bytes=0)
+    inputs = torch.ones(4, requires_grad=True)
+    layer(input=inputs * 1).sum().backward()
+    assert copied and torch.equal(inputs.grad, torch.ones(4))  # type: ignore[arg-type]
+
+
 class Watched(Offloading):
     """Counts the storages that are on their way back whenever one is used."""
 

@@ -15,7 +15,9 @@ from finished import Done
 from processes import started, wait_for
 from project import SMALL, Project
 
+from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
+from pipeline.jobs import plan as plan_job
 from pipeline.memory.breakdown import Breakdown
 from pipeline.planning.plan import CardPlan, PlanFindings, PlannedRow, expected_order
 from pipeline.planning.reasons import reasons_for
@@ -123,6 +125,27 @@ def test_a_card_that_can_run_nothing_says_why(project: Project) -> None:
     assert done.returncode == 2, done.stdout
     words = " ".join(done.stderr.split())
     assert "Tesla T4: bf16 needs" in words and "left out" not in words and "no configuration is" in words
+
+
+def test_a_device_on_which_nothing_is_predicted_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes, is_first = plan_job._outcomes, iter([True, False])
+
+    def of_one(experiments: Any, *others: Any) -> Any:
+        if not next(is_first):
+            return outcomes(experiments, *others)
+        return ((number, InvalidInputError("it reads a value")) for number, _ in enumerate(experiments))
+
+    monkeypatch.setattr(plan_job, "_outcomes", of_one)
+    settings = {**TINY, "effective_batch_size": 2, "gpu": "cpu,cpu", "space": {"micro_batch_size": [2]}}
+    without, card = plan_job.make_plan(settings).cards
+    assert without.rows == () and without.skipped == ("no configuration is predicted: it reads a value",)
+    assert len(card.rows) == 1
+
+
+def test_a_device_is_one_of_this_machine() -> None:
+    settings = {**TINY, "effective_batch_size": 2, "device": "cuda:7", "space": {"micro_batch_size": [2]}}
+    with pytest.raises(InvalidInputError, match="cuda:7"):
+        plan_job.make_plan(settings)
 
 
 def test_operations_are_counted() -> None:

@@ -1,5 +1,6 @@
 """The search problem: values that a device does not support, automatic budgets, and the name of its study."""
 
+import json
 from typing import Any
 
 import optuna
@@ -17,6 +18,7 @@ from pipeline.config.space import Choice, Space, make_space
 from pipeline.memory.device import free_bytes, hardware_of, total_bytes
 from pipeline.prediction.cards import find_hardware
 from pipeline.searching import experiment_problem
+from pipeline.searching.candidates import make_candidates
 from pipeline.searching.experiment_problem import automatic_budget, make_experiment_problem
 from pipeline.searching.problem import baseline_choices
 from pipeline.searching.settings import SearchSettings
@@ -153,6 +155,27 @@ def test_free_memory_of_a_gpu_is_what_no_process_uses(monkeypatch: pytest.Monkey
 def study(storage: str, identity: dict[str, Any], name: str = "auto") -> str:
     """Open a study and return its name."""
     return StoredStudy(storage, name, ("maximize",), identity).name
+
+
+def test_the_cores_of_a_cpu_are_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**TINY, "effective_batch_size": 4, "budget": "1GiB", "space": {"micro_batch_size": [1]}}
+    problem = make_experiment_problem(settings)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert problem.conditions["cores_per_worker"] == 3
+
+
+def test_a_path_is_a_setting_for_workers(tmp_path: Any) -> None:
+    (tmp_path / "text.txt").write_text("word " * 2000)
+    settings = {**TINY, "effective_batch_size": 4, "budget": "1GiB", "space": {"micro_batch_size": [1]}}
+    problem = make_experiment_problem({**settings, "corpus": "text_files", "text_files": {"path": tmp_path}})
+    assert json.loads(json.dumps(problem.settings_for_workers))["text_files"] == {"path": str(tmp_path)}
+
+
+def test_a_change_that_contradicts_what_is_given_is_not_advised() -> None:
+    settings = {**TINY, "effective_batch_size": 4, "accumulation_steps": 2, "budget": "1MiB"}
+    problem = make_experiment_problem({**settings, "space": {"micro_batch_size": [2]}})
+    candidates = make_candidates(problem.space.choices, [problem.base])
+    assert "would help most, with" in problem.how_to_fit(candidates)
 
 
 def test_the_same_conditions_resume_a_study_and_others_begin_their_own(tmp_path: Any) -> None:

@@ -17,7 +17,7 @@ from pipeline.searching.experiment_problem import ExperimentProblem, make_experi
 from pipeline.searching.loop import findings_of
 from pipeline.searching.proposals import OptunaProposer
 from pipeline.searching.results import Verification
-from pipeline.searching.trials import Trial
+from pipeline.searching.trials import ANSWER, Trial
 from pipeline.searching.verification import VerificationRun, has_taken, verify
 
 SIZES = (1, 2, 4)
@@ -120,6 +120,28 @@ def test_what_does_not_fit_again_is_refuted(plan: ExperimentProblem) -> None:
     done, ran = verified(plan, {4: 100.0}, {4: Outcome.CRASHED})
     assert done is not None and done.answer.outcome == "crashed" and ran == [(4, "answer")]
     assert [one.outcome for one in done.runs] == ["crashed"]
+
+
+def test_what_an_earlier_verification_refuted_is_not_trained_again(plan: ExperimentProblem) -> None:
+    failed = Trial(number=0, source=ANSWER, choice=choice_of(4), outcome="crashed", fits=False, metrics={})
+    runs, ran = [*rows_of({2: 80.0, 4: 100.0}), failed], []
+
+    def measure(choice: Mapping[str, Any], role: str) -> VerificationRun:
+        ran.append((choice["micro_batch_size"], role))
+        result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=2.0)
+        return run_of(choice, role, result, {"tokens_per_second": 80.0})
+
+    done = verify(plan, runs, lambda _: choice_of(1), measure)
+    assert done is not None and done.answer.choice == choice_of(2) and ran == [(2, "answer"), (1, "plain")]
+    assert not done.is_contradicted(plan.settings.gap)
+
+
+def test_the_peak_of_the_answer_is_the_largest_of_its_runs(plan: ExperimentProblem) -> None:
+    rows = rows_of({2: 80.0, 4: 100.0})
+    again = replace(rows[1], source=ANSWER, metrics={**rows[1].metrics, "peak_allocated_mib": 3.0})
+    best = findings_of(plan, [*rows, again]).best
+    assert best is not None and best.choice == choice_of(4) and best.peak_bytes == 3 * MIB
+    assert "It peaks at 3.0 MiB (1,021.0 MiB of headroom)" in search_report(findings_of(plan, [*rows, again])).answer
 
 
 def test_the_baseline_that_is_the_answer_is_not_its_own_rival(plan: ExperimentProblem) -> None:

@@ -22,7 +22,7 @@ from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.training.loop import Loop, learning_rate
-from pipeline.training.step import build_step
+from pipeline.training.step import build_step, ranks_of, with_parameters
 
 NUM_STEPS = 5
 CUTS = {1: {"micro_batch_size": 8, "accumulation_steps": 1}, 4: {"micro_batch_size": 2, "accumulation_steps": 4}}
@@ -175,6 +175,14 @@ def test_deepspeed_says_that_it_cannot() -> None:
     assert missing in files["deepspeed_setup.py"] and missing in files["deepspeed.json"]
     for name in ("train.py", "accelerate_setup.py", "lightning_trainer.py", "training_arguments.py"):
         assert missing not in files[name] and "convert_to_bfloat16(model)" in files[name]
+
+
+def test_changes_of_the_optimizer_add_up() -> None:
+    experiment, changed = tiny(weights="bfloat16_master"), list[Any]()
+    step = with_parameters(experiment, experiment.model.build("gpt2-nano", 512), ranks_of(experiment))
+    optimizer = step.make_optimizer(step.trainable.module)
+    step.with_changed_optimizer(changed.append).change_optimizer(optimizer)
+    assert changed == [optimizer] and optimizer.param_groups[0]["params"][0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])

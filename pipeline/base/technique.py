@@ -77,6 +77,16 @@ class Step:
         """Return a copy that enters `context` around every forward pass, inside the existing contexts."""
         return replace(self, forward_context=_stacked(self.forward_context, context))
 
+    def with_changed_optimizer(self, change: Callable[[Optimizer], object]) -> Self:
+        """Return a copy that calls `change` with the optimizer that all techniques have made, after earlier changes."""
+        earlier = self.change_optimizer
+
+        def both(optimizer: Optimizer) -> None:
+            earlier(optimizer)
+            change(optimizer)
+
+        return replace(self, change_optimizer=both)
+
     def with_run_context(self, context: Context) -> Self:
         """Return a copy that enters `context` around the run, inside the existing contexts."""
         return replace(self, run_context=_stacked(self.run_context, context))

@@ -136,10 +136,9 @@ class Experiment:
         return self.settings.sequences in VARYING and self.corpus.kind == "tokens"
 
     @property
-    def model_notes(self) -> tuple[str, ...]:
-        """What to know of how its model is trained, at most one sentence."""
-        note = self.model.note(self.settings.model)
-        return () if note is None else (note,)
+    def model_note(self) -> str | None:
+        """What to know of how its model is trained, a sentence, or None."""
+        return self.model.note(self.settings.model)
 
     def notes(self, hardware: Hardware) -> tuple[str, ...]:
         """Return what a reader of its prediction on `hardware` needs to know, a sentence each."""

@@ -19,7 +19,6 @@ from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.machines import agree_on_folder, check_machines, follow
 from pipeline.jobs.notes import corpus_notes, document_lengths, predicted_truncations, published_type_note
 from pipeline.jobs.printing import say, say_notes
-from pipeline.memory.device import hardware_of
 from pipeline.report.sections import check_sections
 from pipeline.runtime.environment import environment
 from pipeline.runtime.observer import Observer, Run
@@ -58,9 +57,9 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     num_taken = check_saved(plan.resume, first) if plan.resume else 0
     check_machines(first)
     about = environment(first.device)
-    experiments, hardware = [variant.experiment for variant in plan.variants], hardware_of(first.device)
+    experiments = [variant.experiment for variant in plan.variants]
     notes = (
-        *dict.fromkeys(note for one in experiments for note in (*one.model_notes, *one.notes(hardware))),
+        *dict.fromkeys(one.model_note for one in experiments),
         *corpus_notes(first),
         lengths_note(first),
         evaluation_note(first),

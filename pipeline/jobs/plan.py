@@ -77,7 +77,7 @@ def make_plan(given: Mapping[str, Any]) -> PlanFindings:
         InvalidInputError: a setting, a card or a dimension is wrong, or the parameters alone exceed the budget.
 
     """
-    own, values = _read(given)
+    own, values = _read({"gpu": given["device"], **given} if "device" in given else given)
     check_world_size(own, given)
     budget = values.pop("budget", None)
     devices = targets(own.gpu, own.nums_gpus)
@@ -111,7 +111,7 @@ def make_plan(given: Mapping[str, Any]) -> PlanFindings:
     prices = [price_per_hour(target, own.prices) for target, _ in planned]  # a wrong name is said before predictions
     cards = tuple(
         replace(
-            _card_plan(target, budget, batch, space, own, lengths_up_to),
+            _card_plan(target, budget, batch, space, own, lengths_up_to, is_alone=len(planned) == 1),
             effective_batch_size=batch["effective_batch_size"] if own.effective_batch_sizes else None,
             num_cards=(target.count or 1) if target.kind == "cuda" else 1,
             price_per_hour=price,
@@ -183,8 +183,15 @@ def _card_plan(
     space: Space,
     own: PlanSettings,
     lengths_up_to: int | None,
+    *,
+    is_alone: bool,
 ) -> CardPlan:
-    """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
+    """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one.
+
+    Raises:
+        InvalidInputError: the card is alone, and no configuration is predicted.
+
+    """
     budget_bytes = budget_bytes_on(budget, own.other_processes, target)
     experiments, choices, refusals = experiments_on(target, values, space, own.mathematics)
     links, world_size = own.links(target), max((one.world_size for one in experiments), default=1)
@@ -212,10 +219,9 @@ def _card_plan(
     beside = [n for n in compared(rows, choices, default_values()) if n not in breakdowns and n not in causes]
     for place, prediction in predict_each([experiments[n] for n in beside], target, budget_bytes=budget_bytes):
         keep(beside[place], prediction)
-    if causes and not rows:
-        raise InvalidInputError(
-            "\n".join(f"no configuration is predicted: {cause}" for cause in dict.fromkeys(causes.values()))
-        )
+    unpredicted = [] if rows else [f"no configuration is predicted: {each}" for each in dict.fromkeys(causes.values())]
+    if unpredicted and is_alone:
+        raise InvalidInputError("\n".join(unpredicted))
     ordered = tuple(rows[number] for number in sorted(rows))
     notes = [
         *notes_on_card(target),
@@ -224,7 +230,7 @@ def _card_plan(
         *counted_causes(causes.values(), len(experiments)),
         *notes_on(experiments, target),
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
-        *(note for one in experiments[:1] for note in (*one.model_notes, evaluation_note(one))),
+        *(note for one in experiments[:1] for note in (one.model_note, evaluation_note(one))),
         *(note for one in experiments[:1] if lengths_up_to is None for note in corpus_notes(one)),
     ]
     alone = [row for row in ordered if row.accumulation_steps == 1]  # others keep all gradients in any case
@@ -237,7 +243,7 @@ def _card_plan(
         card=target.name,
         budget_bytes=budget_bytes,
         rows=ordered,
-        skipped=sentences(refusals) if rows else tuple(refusals),
+        skipped=sentences(refusals) if rows else (*unpredicted, *refusals),
         breakdown=None,
         notes=tuple(note for note in notes if note),
         num_configurations=None if len(rows) + len(causes) == len(experiments) else len(experiments),
@@ -291,5 +297,7 @@ def _refuse_hopeless(card: CardPlan, experiment: Experiment, target: Hardware) -
         raise InvalidInputError(
             f"the parameters must fit the budget: those of {experiment.settings.model} alone take "
             f"{parameters / MIB:,.1f} MiB, {missing:,.1f} MiB more than the {card.budget_bytes / MIB:,.1f} MiB; choose "
-            + "; ".join(("a smaller model or a larger card", *experiment.notes(target), *experiment.model_notes))
+            + "; ".join(
+                filter(None, ("a smaller model or a larger card", *experiment.notes(target), experiment.model_note))
+            )
         )

@@ -56,8 +56,7 @@ def notes_on(experiments: Iterable[Experiment], hardware: Hardware) -> tuple[str
     if hardware.kind == "cuda" and sizes:
         sentences.append(
             f"world_size={', '.join(map(str, sizes))}: predicted for one rank, which has a communicator of all ranks, "
-            "two more with sharding_replicas, two with a tensor_parallel below world_size, and one with a number as "
-            f"reshard_after_forward. {note_on_communicators(None)}"
+            f"and one of each smaller group that it is in. {note_on_communicators('each communicator')}"
         )
     source = find_spec("transformers.masking_utils")
     if source is None or f"def {DOCUMENTS}(" not in Path(str(source.origin)).read_text():

@@ -144,7 +144,7 @@ def _tightened(findings: SearchFindings, certificate: Certificate) -> str:
     given = {name: value for name, value in findings.given.items() if name not in DERIVED}
     more: dict[str, object] = {}
     if len(findings.rows) >= findings.num_trials:
-        more["num_trials"] = 2 * findings.num_trials
+        more["num_trials"] = 2 * len(findings.rows)
     if not certificate.is_limited_by_trials:
         more["gap"] = f"{certificate.gap / REPEATED_GAPS:.1g}"  # up to which the two fastest are measured again
     return f" For a tighter one, continue this search: `{command_line('search', {**given, **more})}`."
@@ -354,7 +354,7 @@ def _measured(row: Trial, findings: SearchFindings) -> dict[str, Any]:
         "outcome": row.outcome,
         "peak MiB": mib(row.peak_bytes),
         "predicted MiB": next(filter(None, predicted_mib), None),
-        "s/step": findings.with_its_speed(row).metrics.get("seconds_per_step"),
+        "s/step": findings.of_all_its_runs(row).metrics.get("seconds_per_step"),
         "predicted s/step": next(filter(None, predicted_seconds), None),
         "loss": row.metrics.get("common_steps_loss"),
         "runs": len(own),

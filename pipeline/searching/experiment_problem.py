@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from pydantic_core import to_jsonable_python
 
 from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
@@ -103,7 +104,8 @@ class ExperimentProblem(Problem):
         dimensions = self.space.dimensions
         shared = nested({name: value for name, value in dotted(self.configurations.values) if name not in dimensions})
         own = self.settings.model_dump(mode="json", exclude={"config"})
-        return {**own, **shared, "space": {name: list(values) for name, values in dimensions.items()}}
+        space = {name: list(values) for name, values in dimensions.items()}
+        return {**own, **to_jsonable_python(shared), "space": space}
 
     @property
     def baselines(self) -> list[Choice]:
@@ -195,7 +197,7 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
     base = configurations.experiment(space.choices[0])
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     experiments = [configurations.experiment(choice) for choice in varied]
-    of_models = dict.fromkeys(note for one in experiments for note in one.model_notes)
+    of_models = dict.fromkeys(note for one in experiments if (note := one.model_note))
     of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
     lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
     problem = ExperimentProblem(
@@ -260,6 +262,15 @@ def _what_clipping_costs(problem: ExperimentProblem, candidates: Sequence[Candid
     return f". {sentence.removesuffix('.')}" if sentence else ""
 
 
+def _can_be(problem: ExperimentProblem, choice: Choice) -> bool:
+    """Whether a configuration outside of the space is one, and not refused."""
+    hardware, limit = hardware_of(problem.base.device), problem.settings.mathematics
+    try:
+        return _refusal(problem.configurations, hardware, limit, choice) is None
+    except InvalidInputError:  # a number that is given and the value contradict each other
+        return False
+
+
 def _change_that_helps(problem: ExperimentProblem, choice: Choice) -> str:
     """Return the change of one setting that lowers the smallest predicted peak most, and the new peak, as text."""
     settings: Any = problem.runnable(choice).settings
@@ -270,12 +281,10 @@ def _change_that_helps(problem: ExperimentProblem, choice: Choice) -> str:
         "loss_kernel": "chunked",
         "sequence_length": max(2, settings.sequence_length // 2),
     }
-    hardware, limit = hardware_of(problem.base.device), problem.settings.mathematics
     others = {
         name: value
         for name, value in changes.items()
-        if getattr(settings, name) != value
-        and _refusal(problem.configurations, hardware, limit, {**choice, name: value}) is None
+        if getattr(settings, name) != value and _can_be(problem, {**choice, name: value})
     }
     changed = problem.unpredicted([{**choice, name: value} for name, value in others.items()])
     candidates = problem.predicted(changed) if changed else []

@@ -138,20 +138,19 @@ class Problem(ABC):
         return {
             **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
             "space.mathematics": self.settings.mathematics,
-            **self._share_of_cores(),
+            **self._cores(),
             "objectives": self.settings.objectives,
             "device_name": about["device_name"],
             "torch": about["torch"],
             "transformers": about["transformers"],
         }
 
-    def _share_of_cores(self) -> dict[str, int]:
-        """Return how many cores each of several workers on a CPU has: measurements with others do not compare.
+    def _cores(self) -> dict[str, int]:
+        """Return how many cores each worker on a CPU has: measurements with others do not compare.
 
         As many as torch's threads, which are set where the workers are opened.
         """
-        is_shared = self.base.device.type == "cpu" and (self.settings.workers or 1) > 1
-        return {"cores_per_worker": torch.get_num_threads()} if is_shared else {}
+        return {"cores_per_worker": torch.get_num_threads()} if self.base.device.type == "cpu" else {}
 
     @property
     def directions(self) -> tuple[str, ...]:

@@ -176,17 +176,17 @@ class SearchFindings:
 
     @property
     def best(self) -> Trial | None:
-        """Return the answer, with its one speed; None if there is none."""
+        """Return the answer, by all of its runs; None if there is none."""
         best = answer_of(self.runs, self.verification)
-        return None if best is None else self.with_its_speed(best)
+        return None if best is None else self.of_all_its_runs(best)
 
     @property
     def baseline_trial(self) -> Trial | None:
-        """Return the first baseline that fits, with its one speed; None if none was measured to fit."""
+        """Return the first baseline that fits, by all of its runs; None if none was measured to fit."""
         fitting = [row for row in one_per_configuration(self.rows) if row.fits]
         found = (row for choice in self.baselines for row in fitting if row.choice == choice)
         row = next(found, None)
-        return None if row is None else self.with_its_speed(row)
+        return None if row is None else self.of_all_its_runs(row)
 
     @property
     def speedup(self) -> float | None:
@@ -218,11 +218,16 @@ class SearchFindings:
         """Return whether a run counts in the speed of its configuration."""
         return is_counted(run, self.runs)
 
-    def with_its_speed(self, row: Trial) -> Trial:
-        """Return the trial of a configuration with the speed of the configuration in place of its own."""
+    def of_all_its_runs(self, row: Trial) -> Trial:
+        """Return the trial of a configuration with the configuration's speed, and the largest peaks of its runs."""
         if not row.tokens_per_second:
             return row
-        return replace(row, metrics=with_time(row.metrics, row.tokens_per_second / self.speed_of(row.choice)))
+        runs = [run.metrics for run in self.runs if run.choice == row.choice and run.tokens_per_second]
+        peaks = {
+            name: max(metrics.get(name, 0.0) for metrics in runs) for name in row.metrics if name.startswith("peak_")
+        }
+        metrics = with_time(row.metrics, row.tokens_per_second / self.speed_of(row.choice))
+        return replace(row, metrics={**metrics, **peaks})
 
 
 def answer_of(runs: Sequence[Trial], verification: Verification | None) -> Trial | None:

@@ -9,7 +9,17 @@ from pipeline.base.results import Result
 from pipeline.config.space import Choice, size_of
 from pipeline.searching.problem import Problem
 from pipeline.searching.results import Verification
-from pipeline.searching.trials import ANSWER, PLAIN, Trial, label, one_per_configuration, speed_of, speeds, trials_in
+from pipeline.searching.trials import (
+    ANSWER,
+    PLAIN,
+    Trial,
+    label,
+    one_per_configuration,
+    refuted,
+    speed_of,
+    speeds,
+    trials_in,
+)
 from pipeline.training.metrics import against_baseline
 from pipeline.training.timing import is_slowed
 
@@ -33,14 +43,16 @@ def verify(problem: Problem, runs: Sequence[Trial], baseline: Baseline, measure:
 
     The fastest of many noisy measurements is likely to overstate its speed. So the answer is the fastest by all of its
     runs, and configurations are trained again as long as their earlier runs, of trials and of verifications, were
-    faster than that. One that does not fit or does not complete is refuted.
+    faster than that. One that does not fit or does not complete is refuted, now or in an earlier verification.
     """
 
     def speed(one: VerificationRun) -> float:
         return speed_of(one.trial.choice, [*runs, one.trial])
 
     tried: list[VerificationRun] = []
-    fitting = [dict(trial.choice) for trial in one_per_configuration(trials_in(runs)) if trial.fits]
+    failed = refuted(runs)
+    trials = (trial for trial in one_per_configuration(trials_in(runs)) if trial.fits)
+    fitting = [dict(trial.choice) for trial in trials if trial.choice not in failed]
     for choice in sorted(fitting, key=lambda choice: speed_of(choice, runs), reverse=True):
         if any(speed(one) >= speed_of(choice, runs) for one in tried if one.trial.fits):
             break

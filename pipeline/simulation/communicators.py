@@ -24,12 +24,10 @@ def communicators_bytes(num_communicators: int) -> tuple[int, int]:
     return low, high
 
 
-def note_on_communicators(num_communicators: int | None) -> str:
-    """Return a sentence on the memory of NCCL, which torch's allocator does not count; None: their number is open."""
-    low, high = (each / MIB for each in communicators_bytes(num_communicators or 1))
-    those = f"{num_communicators} communicators would" if num_communicators else "each communicator would"
+def note_on_communicators(those: str, num_communicators: int = 1) -> str:
+    """Return a sentence on the memory of NCCL, which torch's allocator does not count; `those` names communicators."""
+    low, high = (each / MIB for each in communicators_bytes(num_communicators))
     return (
-        f"NCCL's buffers are not counted: {'one communicator would' if num_communicators == 1 else those} take "
-        f"{low:,.0f} to {high:,.0f} MiB of the card besides, by what others measured of all-reduces (NVIDIA/nccl "
-        "issues 964 and 864); all-to-all takes more."
+        f"NCCL's buffers are not counted: {those} would take {low:,.0f} to {high:,.0f} MiB of the card besides, by "
+        "what others measured of all-reduces (NVIDIA/nccl issues 964 and 864); all-to-all takes more."
     )

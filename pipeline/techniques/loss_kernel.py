@@ -16,10 +16,12 @@ from pipeline.base.contracts import Batch, Hardware, Head, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.ranks import whole
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.user_functions import once_of_each
 from pipeline.data._support.sequences import IGNORED_LABEL
 from pipeline.models._support.heads import hidden_states, shifted_targets
 from pipeline.techniques._support.chunked_loss import chunked_cross_entropy
 from pipeline.techniques._support.exported_loss import exported_loss
+from pipeline.techniques._support.lora import adapted_modules
 
 LONGEST_CHUNK_TOKENS = 1024
 """Longest chunk by default: more tokens cost memory and save no time on a GPU.
@@ -111,6 +113,16 @@ class LossKernel(Technique):
             )
         if kernel != "full" and (reason := model.inseparable_head(settings.model, soft_cap=kernel != "fused")):
             yield f"loss_kernel={kernel} needs a head that it can compute itself, and {reason}; set loss_kernel=full"
+        elif (
+            kernel != "full"
+            and settings.adapter != "none"
+            and _adapts_head(model, settings.model, settings.adapter_targets)
+        ):
+            yield (
+                f"loss_kernel={kernel} multiplies by the head's own weight, and the head has an adapter "
+                f"(adapter_targets={settings.adapter_targets}); set loss_kernel=full, or take the head out of "
+                "adapter_targets"
+            )
 
     def export(self, target: str) -> Exported | None:
         """Return the loss as code; the plain script calls it, and elsewhere the model itself returns it.
@@ -142,14 +154,16 @@ class LossKernel(Technique):
         if self.loss_kernel == "full":
             return step
         assert head is not None
-        if any(getattr(part, "base_layer", None) is head.layer for part in step.trainable.module.modules()):
-            raise InvalidInputError(
-                f"loss_kernel={self.loss_kernel} multiplies by the head's own weight, and the head has an adapter; set "
-                "loss_kernel=full, or take the head out of adapter_targets"
-            )
         kernels: dict[str, Any] = {"chunked": _chunked, "fused": _fused, "liger": _liger}
         kernel = partial(kernels[self.loss_kernel], head, self.loss_chunk_tokens)
         return replace(step, trainable=replace(step.trainable, loss=partial(_loss, head, kernel, step.scaler)))
+
+
+@once_of_each
+def _adapts_head(model: Model, name: str, targets: str) -> bool:
+    """Whether the head of model `name` is one of the modules that get an adapter."""
+    built = model.with_random_weights().built_for_structure(name)
+    return built.head is not None and built.head.layer in adapted_modules(built.module, built.layers, targets)
 
 
 def has_fused() -> bool:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -102,7 +101,7 @@ class Weights(Technique):
         """Convert the model, and let the optimizer update float32 copies."""
         if self.active:
             convert_to_bfloat16(step.trainable.module)
-        return replace(step, change_optimizer=with_master_weights) if self.weights == "bfloat16_master" else step
+        return step.with_changed_optimizer(with_master_weights) if self.weights == "bfloat16_master" else step
 
 
 def convert_to_bfloat16(model: nn.Module) -> None:

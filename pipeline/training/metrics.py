@@ -26,7 +26,7 @@ OF_TIME = {"seconds_per_step": 1, "samples_per_second": -1, "tokens_per_second":
 """Metrics of a run's median step, and the power of its time as which they grow."""
 
 PREDICTION = "prediction"
-"""The tag that says why a run has no prediction, or what its prediction lacks."""
+"""The tag that says why a run has no prediction, or what to know of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -402,7 +402,8 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
             "that it received of them are unknown, or, of broadcasts and all-gathers, taken to be its own."
         )
         if num_communicators := _num_communicators(run):
-            found.append(note_on_communicators(num_communicators))
+            those = "one communicator" if num_communicators == 1 else f"{num_communicators} communicators"
+            found.append(note_on_communicators(those, num_communicators))
         if num_communicators > 1:
             found.append(OF_GROUPS)
     assumed = sorted({name for process in run.processes for name in process.assumed_bytes})

@@ -200,16 +200,17 @@ def _enter_around(layer: nn.Module, offloading: Offloading) -> None:
     """Enter the hooks around each forward pass of a layer, which is on its device from the first one on."""
     hooks, is_known = offloading.hooks(), False
 
-    def enter(*_: object) -> None:
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal is_known
         if not is_known:
             state = [*layer.parameters(), *layer.buffers()]
-            offloading.compute_on(state[0].device)
+            tensors = (one for one in (*state, *args, *kwargs.values()) if isinstance(one, Tensor))
+            offloading.compute_on(next(tensors).device)
             offloading.exclude(state)
             is_known = True
         hooks.__enter__()
 
-    layer.register_forward_pre_hook(enter)
+    layer.register_forward_pre_hook(enter, with_kwargs=True)
     layer.register_forward_hook(lambda *_: hooks.__exit__(), always_call=True)
 
 
