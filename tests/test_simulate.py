@@ -24,6 +24,7 @@ from fitproof import InvalidInputError
 from fitproof import simulate as simulate_here
 from pipeline.cli import main
 from pipeline.memory.breakdown import at_peak
+from pipeline.prediction.commands.memory_check import CheckVerdict, MemoryCheck
 from pipeline.prediction.commands.simulation import LATE_OPTIMIZER, NEEDS_KNOWN_WORKSPACES
 from pipeline.prediction.commands.snapshot import history_of
 from pipeline.report.findings import read_findings
@@ -860,3 +861,103 @@ def test_workspaces_that_only_cudnn_knows_make_an_interval_and_no_verdict_where_
     assert "depends on workspaces that only cuDNN knows" in answer(unknown)
     assert unknown.notes[0] == NEEDS_KNOWN_WORKSPACES
     assert run("convolution", budget=tight, smallest=False).verdict == "fits"  # torch takes an engine that needs less
+
+
+OUT_OF_MEMORY = 'import torch\nsteps(1)\ntorch.empty(2**35, dtype=torch.uint8, device="cuda")\n'
+STEPS = """
+import torch
+def steps(number):
+    weight = torch.ones(2**20, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    for _ in range(number):
+        weight.sum().backward()
+        optimizer.step()
+"""
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(
+    ("last", "verdict", "said"),
+    [
+        (OUT_OF_MEMORY, "does not fit", "Does not fit Tesla T4: train.py:11 asks for 32,768.0 MiB"),
+        ("steps(2)\nraise ValueError\n", "no verdict", "No verdict: an error ended one of its processes (see below)."),
+    ],
+    ids=["out of memory", "another error"],
+)
+def test_a_launcher_that_ends_well_hides_no_process_that_did_not(
+    last: str, verdict: str, said: str, train_py: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shell script without `set -e`."""
+    monkeypatch.setenv("PATH", f"{CUDA_PYTHON.parent}:{os.environ['PATH']}")
+    train_py.write_text(STEPS + last)
+    train_py.with_name("train.sh").write_text("python train.py\necho done\n")
+    found = simulate_here(command=["bash", "train.sh"], gpu="t4", smallest=False)
+    assert (found.verdict, found.exit_code) == (verdict, 0) and said in found.answer
+
+
+ONCE = """
+import os, torch
+os.mkdir("out")
+torch.cuda.memory._record_memory_history(max_entries=8)
+torch.empty(2**35, dtype=torch.uint8, device="cuda")
+"""
+
+
+@needs_cuda_build
+def test_what_does_not_fit_and_runs_once_alone_does_not_fit(train_py: Path) -> None:
+    train_py.write_text(ONCE)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4")
+    assert found.verdict == "does not fit" and found.largest is None
+    assert "Does not fit Tesla T4: train.py:5 asks for" in found.answer and "What it needs is not known" in found.answer
+    checked = MemoryCheck(
+        simulation=found, command="", requirements=(), baseline_file=None, changes=(), other_conditions={}
+    )
+    assert checked.verdict is CheckVerdict.TOO_LARGE
+
+
+STEERED = """
+import torch
+torch.cuda.memory._record_memory_history(max_entries=100000)
+labels = torch.tensor([-100, 1, 2, -100] * 2**10).cuda()
+weight = torch.ones(2**12, 2**16, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight])
+kept = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+for _ in range(2):
+    chosen = weight[(labels != -100).nonzero().squeeze(1)]
+    chosen.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.memory._record_memory_history(enabled=None)
+"""
+
+
+@needs_cuda_build
+def test_what_it_needs_with_room_is_known_by_the_values_that_it_reads_there(train_py: Path) -> None:
+    """The first run ends before it reads any; the script's own history of memory does not end the record of it."""
+    train_py.write_text(STEERED)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4", budget="1800MiB", smallest=False)
+    assert found.verdict == "does not fit" and found.with_values
+    chosen = 2**11 * 2**16 * 4
+    assert found.largest is not None and found.largest.peak_allocated_bytes >= 2**30 + 2 * 2**30 + chosen
+
+
+@needs_cuda_build
+def test_a_time_limit_that_ends_it_before_it_uses_a_gpu_is_the_reason(train_py: Path) -> None:
+    train_py.write_text("import torch, time\ntime.sleep(60)\ntorch.ones(1).cuda()\n")
+    with pytest.raises(InvalidInputError, match="use a GPU within its time limit, which is 3 seconds"):
+        simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4", time_limit=3)
+
+
+def test_a_command_whose_quotes_are_open_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="each quote of a command must be closed"):
+        simulate_here(command="python train.py --note it's", gpu="t4")
+
+
+@needs_cuda_build
+def test_a_program_that_cannot_be_started_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{CUDA_PYTHON.parent}:{os.environ['PATH']}")
+    program = tmp_path / "train"
+    program.write_text("python train.py\n")
+    program.chmod(0o755)
+    with pytest.raises(InvalidInputError, match=r"cannot be started \(Exec format error\); name its interpreter"):
+        simulate_here(command=[str(program)], gpu="t4")

@@ -13,9 +13,9 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.simulation import environment as module
 from pipeline.simulation import install as installer
 from pipeline.simulation import library, run
-from pipeline.simulation.cards import CARDS, find_card
+from pipeline.simulation.cards import CARDS, cards_with, find_card
 from pipeline.simulation.elf import read_library
-from pipeline.simulation.environment import HOOK, environment, is_script, python_of
+from pipeline.simulation.environment import HOOK, card_variables, environment, is_script, python_of
 from pipeline.simulation.functions import answering_nothing, declared, known_by_name
 from pipeline.simulation.library import FILE_NAME, library_for
 from pipeline.simulation.torch_build import TorchBuild, find_torch
@@ -279,6 +279,26 @@ def test_symbols_of_a_shared_library_are_read(tmp_path: Path) -> None:
     found = read_library(file)
     assert "asked" in found.asked and "may" not in found.asked and "defined" in found.defined
     assert read_library(source).needed == frozenset()
+
+
+def test_the_current_folder_stays_on_pythons_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's path has it where PYTHONPATH has an empty part."""
+    monkeypatch.setattr(module, "_library", lambda python: Path("/lib/card.so"))
+    monkeypatch.setattr(module, "preloaded", lambda library: [library])
+    of = {given: environment(CARDS["t4"], python=Path("p"), base={"PYTHONPATH": given}) for given in (":/own", "")}
+    assert [one["PYTHONPATH"] for one in of.values()] == [f"{HOOK}::/own", str(HOOK)]
+
+
+def test_a_card_without_room_for_a_context_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="must have more memory than its CUDA context"):
+        card_variables(find_card("memory=400MiB,capability=7.5"))
+
+
+def test_cards_that_have_so_much_have_it_beside_their_own_context() -> None:
+    least = CARDS["rtx2080ti"].memory_mib - CARDS["rtx2080ti"].context.mib
+    capability = CARDS["rtx2080ti"].capability
+    assert "rtx2080ti" in cards_with(capability, least * 2**20)
+    assert "rtx2080ti" not in cards_with(capability, (least + 1) * 2**20)
 
 
 def test_every_card_says_where_its_context_is_from() -> None:

@@ -144,7 +144,7 @@ def make_template(command: str, patch: str | None, variables: str | None, asked_
         InvalidInputError: one of them is not of that form, a file has no such key, or the command does not read it.
 
     """
-    words, parts = tuple(shlex.split(command)), shlex.split(patch or "")
+    words, parts = tuple(words_of(command)), words_of(patch or "")
     known = known_command(words)
     settings_file = None if known is None else known.settings_file(words)
     if settings_file is not None and not parts:
@@ -153,6 +153,22 @@ def make_template(command: str, patch: str | None, variables: str | None, asked_
     if known is not None and settings_file is None:
         words = _with_options(words, known, set(asked_for))
     return Template(words, _patches(words, parts), dict(_variables(variables or "")), levers)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a command line.
+
+    Raises:
+        InvalidInputError: a quote is not closed.
+
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"each quote of a command must be closed, and {text!r} has one that is not; close it, or write \\' for an "
+            "apostrophe"
+        ) from error
 
 
 def known_command(words: Sequence[str]) -> type[KnownCommand] | None:
@@ -211,7 +227,7 @@ def _usual_keys(words: Sequence[str], file: PatchedFile, texts: Mapping[str, str
 
 
 def _variables(text: str) -> Iterator[tuple[str, tuple[Value, ...]]]:
-    for part in shlex.split(text):
+    for part in words_of(text):
         name, equals, values = part.partition("=")
         if not equals or not name.isidentifier():
             raise InvalidInputError(
@@ -241,7 +257,7 @@ def _filled(word: str, values: Mapping[str, Value]) -> Iterator[str]:
         if values[whole["name"]]:
             yield f"--{whole['name']}"
     else:
-        yield from shlex.split(_text(values[whole["name"]]))
+        yield from words_of(_text(values[whole["name"]]))
 
 
 def _replaced(text: str, values: Mapping[str, Value]) -> str:

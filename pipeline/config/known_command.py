@@ -1,5 +1,6 @@
 """What is known of a training command that many use: how it calls the usual levers, and which of them change what."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,5 +124,5 @@ class KnownCommand(ABC):
 def scripts_of(words: Sequence[str]) -> Iterator[str]:
     """Yield the source of each script of Python that a command names."""
     for word in words:
-        if word.endswith(".py") and Path(word).is_file():
+        if word.endswith(".py") and os.path.isfile(word):  # noqa: PTH113  a word may be too long for a path
             yield Path(word).read_text(errors="replace")

@@ -152,14 +152,14 @@ def _of_command(settings: ExplainSettings, messages: Messages, console: Console)
             "take another card."
         )
         return None
-    from pipeline.config.command_template import Template
+    from pipeline.config.command_template import Template, words_of
     from pipeline.jobs.publish import publish
     from pipeline.prediction.commands.explanation import explain as explain_command
     from pipeline.prediction.commands.levers import command_with, levers_of
     from pipeline.simulation.environment import python_of
     from pipeline.tracking.job import open_job
 
-    template = Template(tuple(shlex.split(str(settings.command))))
+    template = Template(tuple(words_of(str(settings.command))))
     wanted = _wanted(settings, message, shlex.join(command_with(template)), console)
     own = {name: tuple(map(str, values)) for name, values in (settings.levers or {}).items()}
     levers = levers_of(template, own, python_of(wanted.command), wanted.card.capability)

@@ -225,12 +225,12 @@ def _own_card() -> dict[str, str]:
 
 
 def _ranks() -> tuple[int, int]:
-    """Return the rank of this process, and the number of ranks."""
+    """Return the rank of this process, and the number of ranks, which torchrun says before there is a group."""
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _say(text: str) -> None:

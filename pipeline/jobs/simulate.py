@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from rich.console import Console
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.settings import RESULTS, Settings
 from pipeline.base.units import MIB, allowed_bytes
+from pipeline.config.command_template import words_of
 from pipeline.jobs.printing import say
 from pipeline.memory import allocator_options
 from pipeline.prediction.commands.ranks import simulate_ranks
@@ -222,7 +222,7 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
         InvalidInputError: a setting is wrong.
 
     """
-    words = shlex.split(settings.command)
+    words = words_of(settings.command)
     if not words:
         raise InvalidInputError(
             "simulate needs a command; write it behind --: fitproof simulate --gpu t4 -- python train.py"

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.explanation import Explanation, Try
 from pipeline.prediction.commands.failed_allocation import FailedTensor, OutOfMemory
+from pipeline.prediction.commands.simulation import Verdict
 from pipeline.report.out_of_memory import sentences, size
 from pipeline.report.page import Headline, Report, Section
+from pipeline.report.simulation import answer as simulation_answer
 from pipeline.report.simulation import simulation_report
 from pipeline.report.table import Table
 
@@ -37,6 +39,8 @@ def answer(explanation: Explanation) -> str:
     """Return the answer in sentences."""
     simulation = explanation.simulation
     whole = f"{simulation.card} with {simulation.memory_bytes / MIB:,.0f} MiB for this process"
+    if simulation.verdict is Verdict.NONE:
+        return f"The command was not seen to run out of memory on {whole}. {simulation_answer(simulation)}"
     if not explanation.is_reproduced:
         largest = simulation.largest
         used = "" if largest is None else f": it uses {largest.device_bytes / MIB:,.1f} MiB"

@@ -12,8 +12,6 @@ from pipeline.planning.rates import note_on_rates, step_time_on
 from pipeline.planning.step_time import StepTime
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.commands.simulation import (
-    LATE_OPTIMIZER,
-    NEEDS_KNOWN_WORKSPACES,
     ProcessMemory,
     RankMemory,
     Simulation,
@@ -27,7 +25,6 @@ from pipeline.report.plot import Plot
 from pipeline.report.simulation_advice import suggestions
 from pipeline.report.table import Table
 from pipeline.report.treemap import treemap_plot
-from pipeline.simulation.process.watch import FEWEST_STEPS
 from pipeline.simulation.run import NO_KERNELS
 
 NUM_CARDS = 5
@@ -86,6 +83,8 @@ def _what(simulation: Simulation) -> str:
 def answer(simulation: Simulation) -> str:
     """Return the answer in sentences."""
     largest = simulation.largest
+    if largest is None and simulation.verdict is Verdict.DOES_NOT_FIT:
+        return f"{_failure(simulation)} What it needs is not known: on a card with room it left no record."
     if largest is None:
         return f"No verdict: the command ended with exit code {simulation.exit_code} and left no record of its memory."
     whole = simulation.memory_bytes / MIB
@@ -103,7 +102,7 @@ def answer(simulation: Simulation) -> str:
         sentences += [_failure(simulation), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
     else:
         of = "The largest of them" if simulation.may_overcommit_card else "Until then"
-        sentences += [f"No verdict: {_why_none(simulation, largest)}.", f"{of}: {needed[0].lower()}{needed[1:]}"]
+        sentences += [f"No verdict: {simulation.why_no_verdict}.", f"{of}: {needed[0].lower()}{needed[1:]}"]
     sentences += _of_ranks(simulation)
     if simulation.smallest_bytes is not None:
         names = _some(simulation.cards_that_fit) or "none that Fitproof knows"
@@ -159,21 +158,6 @@ def _failure(simulation: Simulation) -> str:
         f"Does not fit {simulation.card}: {failed.line} asks for {failed.wanted_bytes / MIB:,.1f} MiB, and "
         f"{failed.free_bytes / MIB:,.1f} of {simulation.memory_bytes / MIB:,.0f} MiB are free."
     )
-
-
-def _why_none(simulation: Simulation, largest: ProcessMemory) -> str:
-    if simulation.exit_code != 0:
-        ended = f"the command ended with exit code {simulation.exit_code} after {largest.num_steps} optimizer steps"
-        return f"{ended}, as torch has no kernels for this card (see above)" if _fails_there(simulation) else ended
-    if NEEDS_KNOWN_WORKSPACES in simulation.notes:
-        return "it depends on workspaces that only cuDNN knows (see below)"
-    if simulation.may_overcommit_card:
-        return "its processes may need more of a card together than it has (see below)"
-    if LATE_OPTIMIZER in simulation.notes:
-        return "one of its optimizers took too few steps (see below)"
-    if largest.num_steps >= FEWEST_STEPS:
-        return "it called functions that the simulated card does not model (see below)"
-    return f"{largest.ended_by} ended it after {largest.num_steps} optimizer steps; the peak is known after two"
 
 
 def _with_workspaces(simulation: Simulation, largest: ProcessMemory) -> list[str]:

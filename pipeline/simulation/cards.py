@@ -255,8 +255,9 @@ def most_similar(capability: tuple[int, int], memory_mib: int, name: str | None 
 
 
 def cards_with(capability: tuple[int, int], num_bytes: int) -> Iterable[str]:
-    """Return the names of the cards of a compute capability that have so much memory, the smallest first."""
-    enough = [c for c in CARDS.values() if c.capability == capability and c.memory_mib * MIB >= num_bytes]
+    """Return the names of the cards of a capability that have so much memory beside a context, the smallest first."""
+    free_mib = {card: card.memory_mib - card.context.mib for card in CARDS.values()}
+    enough = [card for card in free_mib if card.capability == capability and free_mib[card] * MIB >= num_bytes]
     return (card.gpu for card in sorted(enough, key=lambda card: card.memory_mib))
 
 

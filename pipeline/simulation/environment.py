@@ -141,7 +141,8 @@ def _first_words(program: Path) -> list[str]:
 def _executable(program: str) -> Path:
     """Return the interpreter that a program is, or that it starts, as a shim does."""
     words = [program, "-c", "import sys; print(sys.executable)"]
-    return Path(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or program)
+    said = subprocess.run(words, capture_output=True, text=True, check=False).stdout.splitlines()
+    return Path(said[-1] if said else program)  # what runs as Python starts may say something of its own before
 
 
 @cache
@@ -152,6 +153,11 @@ def _library(python: Path) -> Path:
 def _others_mib(card: Card, budget_bytes: int | None) -> int:
     """Return what others use of a card, so that no more than the budget is free beside the context."""
     free_mib = card.memory_mib - card.context.mib
+    if free_mib <= 0:
+        raise InvalidInputError(
+            f"a card must have more memory than its CUDA context, and {card.name} has {card.memory_mib} MiB and its "
+            f"context takes {card.context.mib}; name another card"
+        )
     if budget_bytes is None:
         return 0
     if not 0 < budget_bytes <= free_mib * MIB:
@@ -169,10 +175,10 @@ def _with(files: Sequence[Path], before: str, separators: str) -> str:
             f"the paths of a simulated card must have no space and no colon, and one is {odd[0]!r}; "
             "set FITPROOF_CACHE to another folder, or install Fitproof in one"
         )
-    others = [path for path in re.split(f"[{separators}]", before) if path and not _is_ours(Path(path))]
+    others = [path for path in re.split(f"[{separators}]", before) if not _is_ours(Path(path))] if before else []
     return ":".join([*map(str, files), *others])
 
 
 def _is_ours(path: Path) -> bool:
     """Whether a process that is on a simulated card itself has this path from there."""
-    return path == HOOK or (path.parent / FILE_NAME).exists()
+    return path == HOOK or os.path.exists(path.parent / FILE_NAME)  # noqa: PTH110  Path.exists() may raise an error

@@ -75,15 +75,26 @@ class SimulatedRun:
     """What each process did on its card, also one without torch, as the card counted it."""
     folder: Path
     """Where they recorded it."""
+    was_late: bool = False
+    """Whether it ended at its time limit, or later."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its time limit ended it before its memory was known."""
+        cut = [record for record in self.records if "limit" in record.ended_by]
+        is_killed = self.was_late and (not self.records or self.exit_code < 0)
+        return is_killed or any(len(record.steps) < watch.FEWEST_STEPS for record in cut)
 
     @property
     def shortfall(self) -> str | None:
-        """What the command was ended before, though nothing failed; None if its memory is known."""
-        cut = [len(record.steps) for record in self.records if "limit" in record.ended_by]
-        if min(cut, default=watch.FEWEST_STEPS) < watch.FEWEST_STEPS:
-            return f"the time limit ended it after {min(cut)} optimizer steps"
+        """Why its memory is not known, though the command itself did not fail; None if it is known."""
+        if self.is_cut:
+            num_steps = min((len(record.steps) for record in self.records), default=0)
+            return f"the time limit ended it after {num_steps} optimizer steps"
+        if any(record.is_out_of_memory is not None for record in self.records):
+            return "an error ended one of its processes"
         if any(record.has_late_optimizer for record in self.records):
-            return f"one of its optimizers took fewer than {watch.FEWEST_STEPS} steps"
+            return "one of its optimizers took too few steps"
         return None
 
     @property
@@ -170,6 +181,7 @@ def run_command(
         records=tuple(one for one in read_records(folder) if one.has_allocated or one.out_of_memory),
         processes=read_report(folder),
         folder=folder,
+        was_late=end is not None and time.time() >= end,
     )
 
 
@@ -215,14 +227,20 @@ def _start(wanted: Simulate, folder: Path, log: Path | None, end: float | None) 
     with ExitStack() as stack:  # where nobody sees what it asks, neither input() nor getpass is to wait
         stdin = stack.enter_context(unreadable())
         output = None if log is None else stack.enter_context(log.open("wb"))
-        return subprocess.Popen(
-            wanted.command,
-            env={**base, **card},
-            stdin=None if output is None else stdin,
-            stdout=output,
-            stderr=output,
-            start_new_session=output is not None,
-        )
+        try:
+            return subprocess.Popen(
+                wanted.command,
+                env={**base, **card},
+                stdin=None if output is None else stdin,
+                stdout=output,
+                stderr=output,
+                start_new_session=output is not None,
+            )
+        except OSError as error:
+            raise InvalidInputError(
+                f"the command must be a program, and {wanted.command[0]} cannot be started ({error.strerror}); name "
+                "its interpreter, as in bash train.sh"
+            ) from error
 
 
 def _wait(process: "subprocess.Popen[bytes]", is_over: Callable[[], bool], meanwhile: Callable[[], None] | None) -> int:

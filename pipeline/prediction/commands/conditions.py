@@ -21,7 +21,7 @@ from pipeline.simulation.torch_build import TorchBuild
 PACKAGE = Path(__file__).parents[2]
 LARGEST_FOLDER = 2000
 """Files of the folders of a command that are looked at, at most, to tell whether it has changed."""
-DEEPEST = 2
+DEEPEST = 4
 """How far below these folders files are looked for."""
 SCRIPTS = (".py", ".sh")
 SOURCES = (*SCRIPTS, *FORMATS)

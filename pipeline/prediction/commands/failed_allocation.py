@@ -62,7 +62,7 @@ def out_of_memory(run: SimulatedRun) -> OutOfMemory | None:
 def held_then(run: SimulatedRun, roomy: SimulatedRun) -> Breakdown | None:
     """Return what was alive when the run failed, told by a run with room, which knows what became of each storage.
 
-    None if the two do not allocate alike.
+    None if the two do not allocate alike, or nothing was.
     """
     found = _failed(run)
     if found is None or not roomy.records:
@@ -83,7 +83,8 @@ def held_then(run: SimulatedRun, roomy: SimulatedRun) -> Breakdown | None:
     is_asked = _rounded(int(timeline.num_bytes_N[num_before])) == asked
     if not is_asked or timeline.num_bytes_N[:num_before].tolist() != before:
         return None
-    return at_event(timeline, allocations[num_before] - 1)
+    event = allocations[num_before] - 1
+    return at_event(timeline, event) if len(timeline.alive(event)) else None
 
 
 def with_tensor(failed: OutOfMemory, wanted: Simulate, folder: Path) -> OutOfMemory:
@@ -133,8 +134,9 @@ def _rounded_bytes(record: Record, failure: FailedAllocation) -> int | None:
 
 
 def _failed(run: SimulatedRun) -> tuple[Record, FailedAllocation] | None:
-    """Return the allocation that ended the run and its process."""
-    if run.exit_code == 0 or any(record.is_out_of_memory is False for record in run.records):
+    """Return the allocation that ended a process of the run, and this process; a launcher may end well all the same."""
+    ended = [record for record in run.records if record.is_out_of_memory]
+    if not ended and (run.exit_code == 0 or any(record.is_out_of_memory is False for record in run.records)):
         return None
-    failures = [(record, failure) for record in run.records for failure in record.out_of_memory[-1:]]
+    failures = [(record, failure) for record in ended or run.records for failure in record.out_of_memory[-1:]]
     return min(failures, key=lambda pair: pair[1].time_us, default=None)

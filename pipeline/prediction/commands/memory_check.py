@@ -90,7 +90,7 @@ class MemoryCheck:
     @property
     def verdict(self) -> CheckVerdict:
         """Whether it fits the card, and each requirement is met."""
-        if self.simulation.verdict is Verdict.NONE or self.simulation.largest is None:
+        if self.simulation.verdict is Verdict.NONE:
             return CheckVerdict.NONE
         is_fine = self.simulation.verdict is Verdict.FITS and all(one.is_met for one in self.requirements)
         return CheckVerdict.PASSED if is_fine else CheckVerdict.TOO_LARGE

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pipeline.prediction.commands.smallest_memory import (
     smallest_memory,
 )
 from pipeline.prediction.commands.snapshot import history_of
-from pipeline.simulation.cards import UNLIMITED_MIB, cards_with
+from pipeline.simulation.cards import UNLIMITED_MIB, cards_with, find_card
 from pipeline.simulation.communicators import communicators_bytes, note_on_communicators
 from pipeline.simulation.process.watch import FEWEST_STEPS, PATIENCE
 from pipeline.simulation.record import Record
@@ -118,6 +119,8 @@ class Simulation:
     with_values: bool
     """Whether small tensors were computed on the host too."""
     verdict: Verdict
+    why_no_verdict: str | None = None
+    """Why there is none."""
     exit_code: int
     out_of_memory: OutOfMemory | None
     """What ended the command on this card; None if the card's memory did not."""
@@ -162,7 +165,7 @@ class Simulation:
         """
         if self.smallest_bytes is None:
             return ()
-        return tuple(cards_with(self.capability, self.smallest_bytes))
+        return tuple(cards_with(self.capability, self.smallest_bytes - find_card(self.gpu).context.mib * MIB))
 
 
 def what_runs(wanted: Simulate) -> str:
@@ -202,30 +205,32 @@ def simulate(
     if wanted.objects is None:
         (folder / OBJECTS).mkdir(parents=True)
         wanted = replace(wanted, objects=folder / OBJECTS)
-    run = _run(wanted, folder / "first", ends_at_steering_read=may_need_values, is_hidden=is_hidden)
-    if may_need_values and (has_steering_read(folder / "first") or _may_have_failed_by_reading(run)):
-        say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
-        wanted = replace(wanted, values=True)
-        run = _run(wanted, folder / "with_values", is_hidden=is_hidden)
-    verdict, failed, notes, roomy = _verdict(run), out_of_memory(run), _notes(wanted, run), run
+    first = partial(_run, is_hidden=is_hidden)
+    wanted, run = _with_values_if_needed(first, wanted, folder / "first", say, may_need_values=may_need_values)
+    (verdict, reason), failed, notes, roomy = _verdict(wanted, run), out_of_memory(run), _notes(wanted, run), run
     bytes_with_workspaces, without_hook = None, replace(wanted, hook=None)
     if verdict is Verdict.FITS and _uses_cudnn(run):
         say("running it again with the largest workspaces that cuDNN may take")
         largest = run_hidden(replace(without_hook, has_largest_workspaces=True), folder / "with_workspaces")
         if out_of_memory(largest) is not None:
             verdict, notes = Verdict.NONE, (NEEDS_KNOWN_WORKSPACES, *notes)
+            reason = "it depends on workspaces that only cuDNN knows (see below)"
         elif largest.is_complete:
             most, without = (max(device_bytes(one, record) for record in one.records) for one in (largest, run))
             bytes_with_workspaces = most if most > without else None
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
-        roomy = run_hidden(with_room(wanted), folder / "with_room")
-        notes += _note_on_failure(roomy, folder / "with_room.log")
+        needs_values = may_need_values and not wanted.values
+        with_values, roomy = _with_values_if_needed(
+            run_hidden, with_room(wanted), folder / "with_room", say, may_need_values=needs_values
+        )
+        wanted, without_hook = (replace(each, values=with_values.values) for each in (wanted, without_hook))
+        notes = (*_notes(wanted, roomy if roomy.records else run), *_note_on_failure(roomy))
         failed = None if failed is None else replace(failed, held=held_then(run, roomy))
     if (shared := shared_card(roomy)) is not None:
         notes = (shared.note, *notes)
         if verdict is Verdict.FITS and shared.num_bytes > _memory_bytes(wanted):
-            verdict = Verdict.NONE
+            verdict, reason = Verdict.NONE, "its processes may need more of a card together than it has (see below)"
     smallest, has_verdict = SmallestMemory(), verdict is not Verdict.NONE
     if roomy.records and roomy.is_complete and has_verdict and shared is None and finds_smallest:
         say("looking for the smallest memory")
@@ -245,6 +250,7 @@ def simulate(
         memory_bytes=_memory_bytes(wanted),
         with_values=wanted.values,
         verdict=verdict,
+        why_no_verdict=reason,
         exit_code=run.exit_code,
         out_of_memory=failed,
         processes=tuple(sorted(processes, key=lambda one: -one.device_bytes)),
@@ -255,9 +261,26 @@ def simulate(
         smallest_expandable_bytes=smallest.num_bytes_expandable,
         passes_work=passes_work,
         update_work=update_work,
-        assumptions=_assumptions(run),
+        assumptions=_assumptions(roomy if roomy.records else run),
         notes=(*notes, *([] if smallest.note is None else [smallest.note])),
     )
+
+
+def _with_values_if_needed(
+    run: Callable[..., SimulatedRun],
+    wanted: Simulate,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    may_need_values: bool,
+) -> tuple[Simulate, SimulatedRun]:
+    """Run a command, and once more with the values of small tensors if it needs them; return which of them ran."""
+    found = run(wanted, folder, ends_at_steering_read=may_need_values)
+    if not may_need_values or not (has_steering_read(folder) or _may_have_failed_by_reading(found)):
+        return wanted, found
+    say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
+    wanted = replace(wanted, values=True)
+    return wanted, run(wanted, folder.with_name(f"{folder.name}_with_values"))
 
 
 def _run(
@@ -267,6 +290,11 @@ def _run(
     folder.mkdir(parents=True)
     log = folder.with_suffix(".log") if is_hidden else None
     run = run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
+    if not run.records and run.was_late:
+        raise InvalidInputError(
+            f"the command must use a GPU within its time limit, which is {wanted.time_limit_seconds:g} seconds, and "
+            f"{' '.join(wanted.command)} was ended before it did; set a longer time_limit"
+        )
     if not run.records and run.exit_code == 0:
         used = [process.pid for process in run.processes if process.peak_device_bytes]
         if not all((folder / f"{pid}.json").exists() for pid in used):
@@ -306,12 +334,20 @@ def _unknown_reads(run: SimulatedRun) -> list[UnknownRead]:
     return [read for process in run.processes for read in process.unknown_reads]
 
 
-def _verdict(run: SimulatedRun) -> Verdict:
+def _verdict(wanted: Simulate, run: SimulatedRun) -> tuple[Verdict, str | None]:
+    """Return whether the command fits or, if that is not known, why."""
+    num_steps = max((len(record.steps) for record in run.records), default=0)
     if any(process.unmodelled for process in run.processes):
-        return Verdict.NONE
+        return Verdict.NONE, "it called functions that the simulated card does not model (see below)"
     if out_of_memory(run) is not None:
-        return Verdict.DOES_NOT_FIT
-    return Verdict.FITS if run.is_complete else Verdict.NONE
+        return Verdict.DOES_NOT_FIT, None
+    if run.shortfall is not None and (run.exit_code == 0 or run.is_cut):
+        return Verdict.NONE, f"{run.shortfall}{'; the peak is known after two' if run.is_cut else ' (see below)'}"
+    if run.exit_code != 0:
+        ended = f"the command ended with exit code {run.exit_code} after {num_steps} optimizer steps"
+        has_none = note_on_kernels(wanted) is not None
+        return Verdict.NONE, f"{ended}, as torch has no kernels for this card (see above)" if has_none else ended
+    return Verdict.FITS, None
 
 
 def _memory(run: SimulatedRun, record: Record) -> ProcessMemory:
@@ -360,13 +396,13 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NUM_PLACES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _note_on_failure(run: SimulatedRun, log: Path) -> tuple[str, ...]:
+def _note_on_failure(run: SimulatedRun) -> tuple[str, ...]:
     """Return how the run on a card with room ended, if that failed too or was ended too early."""
     if run.exit_code == 0 and run.shortfall is not None:
         return (f"On a card with room {run.shortfall}: what it needs is not known.",)
     if run.exit_code == 0:
         return ()
-    *_, last = "no output", *last_lines(log)
+    *_, last = "no output", *last_lines(run.folder.with_suffix(".log"))
     return (f"On a card with room it ended with exit code {run.exit_code}: {last}",)
 
 
@@ -420,8 +456,10 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append("Only one optimizer step was taken: a first forward pass has no optimizer state beside it yet.")
     if any(record.has_late_optimizer for record in run.records):
         found.append(LATE_OPTIMIZER)
+    if run.exit_code == 0 and any(record.is_out_of_memory is False for record in run.records):
+        found.append("An error ended one of its processes, and the command went on: what it needs is not known.")
     caught = [record for record in run.records if record.out_of_memory]
-    if caught and run.exit_code == 0:
+    if caught and out_of_memory(run) is None:
         line = line_of(caught[0], caught[0].out_of_memory[0])
         found.append(f"The script ran out of memory at {line}, and went on after that.")
     if not all(record.is_whole for record in run.records):

@@ -58,15 +58,19 @@ def smallest_memory(wanted: Simulate, run: SimulatedRun, folder: Path) -> Smalle
         return SmallestMemory(num_bytes=plain, num_bytes_expandable=expandable)
     again = run_hidden(with_room(wanted), folder / "again")
     if not again.is_complete or not again.records:
-        return SmallestMemory(num_bytes_expandable=expandable)
+        note = "The smallest memory is not known: run again, the command did not end as it did at first."
+        return SmallestMemory(num_bytes_expandable=expandable, note=note)
+    found = _by_runs(wanted, again, folder)
     first, second = (max(_peak(one) for one in each.records) for each in (run, again))
     note = f"The smallest memory was found by runs of the command, to {TOLERANCE:.0%}."
+    if found is None:
+        note = "The smallest memory is not known: on a card with as much as it used, the command did not run again."
     if abs(second / first - 1) > SAME_PEAK:
         note += (
-            f" Run again, it peaked at {second / MIB:,.1f} MiB allocated instead of {first / MIB:,.1f}: so it is with "
-            "torch.compile, whose first run fills its cache."
+            f" Run again, it peaked at {second / MIB:,.1f} MiB allocated instead of {first / MIB:,.1f}, as with "
+            "torch.compile, whose first run fills its cache, or with random sizes."
         )
-    return SmallestMemory(num_bytes=_by_runs(wanted, again, folder), num_bytes_expandable=expandable, note=note)
+    return SmallestMemory(num_bytes=found, num_bytes_expandable=expandable, note=note)
 
 
 def _peak(record: Record) -> int:
@@ -88,10 +92,11 @@ def _by_runs(wanted: Simulate, run: SimulatedRun, folder: Path) -> int | None:
     return high
 
 
-def run_hidden(wanted: Simulate, folder: Path) -> SimulatedRun:
+def run_hidden(wanted: Simulate, folder: Path, *, ends_at_steering_read: bool = False) -> SimulatedRun:
     """Run a command whose output goes into the file FOLDER.log; what it recorded is in the folder."""
     folder.mkdir()
-    return run_command(wanted, folder, folder.with_suffix(".log"))
+    log = folder.with_suffix(".log")
+    return run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
 
 
 def _runs(wanted: Simulate, num_bytes: int, folder: Path) -> bool:
@@ -121,7 +126,7 @@ def replayed(wanted: Simulate, run: SimulatedRun, allocators: Sequence[Mapping[s
             tried = [dict.fromkeys(VARIABLES, record.allocator)]
         words = [str(python), replay.__file__, str(record.snapshot), str(card_of(record)), json.dumps(tried)]
         done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
-        caps: list[int | None] = json.loads(done.stdout or "null") or [None for _ in tried]
+        caps: list[int | None] = json.loads((done.stdout.splitlines() or ["null"])[-1]) or [None for _ in tried]
         caps *= len(allocators) // len(tried)
         needed.append([None if cap is None else cap + _beside(run, record) for cap in caps])
     return tuple(None if None in of_one else max(of_one) for of_one in zip(*needed, strict=True))

@@ -76,6 +76,8 @@ class Watch:
     def begin(self) -> None:
         """Start recording as soon as the process uses CUDA."""
         torch = self._torch
+        self._record_memory_history = torch.cuda.memory._record_memory_history
+        torch.cuda.memory._record_memory_history = _leave_history  # a script that ends its own would end this one
         torch.cuda._lazy_call(self._record_history)
         from torch.optim import optimizer
 
@@ -171,7 +173,7 @@ class Watch:
         return call
 
     def _record_history(self) -> None:
-        self._torch.cuda.memory._record_memory_history("all", "alloc", "python", NUM_EVENTS)
+        self._record_memory_history("all", "alloc", "python", NUM_EVENTS)
         self._torch._C._cuda_attach_out_of_memory_observer(self._observe)
 
     def _observe(self, device: int, wanted_bytes: int, total_bytes: int, free_bytes: int) -> None:
@@ -339,6 +341,10 @@ def _addresses(torch: Any, tensor: Any) -> Iterator[int]:
     elif tensor.is_cuda:
         with contextlib.suppress(RuntimeError):  # a tensor without a storage
             yield tensor.untyped_storage().data_ptr()
+
+
+def _leave_history(*_: Any, **__: Any) -> None:
+    """Leave the history of torch's allocator as it is, in place of torch's function that begins and ends one."""
 
 
 def _snapshot(torch: Any) -> dict[str, Any]:
