@@ -19,7 +19,7 @@ BIN := .venv/bin
 IN_PARALLEL := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # Two cores have room for a third process: many tests wait, for a server, a signal or the import of a library.
 WAITING := --numprocesses 3 --dist loadfile --no-loadscope-reorder
-# The files with tests of a mark that few have: to import all files takes pytest many seconds.
+# The files with tests of these marks alone: to import all files takes pytest many seconds.
 OF_A_CARD = $(shell grep -l pytest.mark.gpu tests/test_*.py)
 OF_FOUR_RANKS := tests/test_data_parallel.py tests/test_saving.py
 

@@ -25,7 +25,7 @@ from pipeline.simulation.process import watch
 from pipeline.simulation.report import Process, read_report
 from pipeline.simulation.run import Simulate, SimulatedRun, run_command
 
-RUN_WITH_TORCH = ("reads.py", "collectives.py")
+RUN_WITH_TORCH = ("compiler.py", "reads.py", "collectives.py")
 """Hooks that have run in a process when its torch was imported."""
 
 
@@ -39,7 +39,7 @@ def run(*words: str, card: str = "h100", **options: Any) -> SimulatedRun:
 def run_code(
     code: str, *words: str, card: str = "h100", budget_bytes: int | None = None, values: bool = False
 ) -> SimulatedRun:
-    """Run code as a command would run it, but in a fork, which need not import torch."""
+    """Run code in a fork, which need not import torch, as a command would: an error of it is raised here."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         variables = environment(

@@ -204,7 +204,6 @@ class Technique(Settings, ABC):
 
     stage: ClassVar[Stage] = Stage.MODEL
     """When it is applied; techniques of one stage are applied in the order of their names."""
-
     task: ClassVar[str | None] = None
     """The task that it is a part of, if it is of one alone: runs of other tasks do not show its settings."""
 

@@ -31,7 +31,7 @@ class Lora:
 def lora_of(experiment: Experiment, trainable: Trainable) -> Lora | None:
     """Return the adapters of a run whose model is `trainable`, or None if the model itself is trained."""
     adapter = next(each for each in experiment.techniques if isinstance(each, Adapter))
-    if not adapter.active:
+    if adapter.adapter == "none":
         return None
     from transformers.pytorch_utils import Conv1D
 

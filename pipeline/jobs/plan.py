@@ -58,6 +58,8 @@ WORTH_SAVING = 0.01
 """Share of a peak that gradients must exceed for it to be said what the peak would be without clipping."""
 EXAMPLE_LENGTH = 256
 """Length at which the corpus is then read for the shape of an example."""
+NOT_PREDICTED = "no configuration is predicted: "
+"""How the reason begins why a card has no predictions."""
 
 
 def plan(given: Mapping[str, Any], console: Console) -> int:
@@ -111,7 +113,7 @@ def make_plan(given: Mapping[str, Any]) -> PlanFindings:
     prices = [price_per_hour(target, own.prices) for target, _ in planned]  # a wrong name is said before predictions
     cards = tuple(
         replace(
-            _card_plan(target, budget, batch, space, own, lengths_up_to, is_alone=len(planned) == 1),
+            _card_plan(target, budget, batch, space, own, lengths_up_to),
             effective_batch_size=batch["effective_batch_size"] if own.effective_batch_sizes else None,
             num_cards=(target.count or 1) if target.kind == "cuda" else 1,
             price_per_hour=price,
@@ -119,7 +121,7 @@ def make_plan(given: Mapping[str, Any]) -> PlanFindings:
         for (target, batch), (_, space), price in zip(planned, spaces, prices, strict=True)
     )
     if not any(card.rows for card in cards):
-        raise InvalidInputError("\n".join(f"{card.name}: {nothing_left(card.skipped)}" for card in cards))
+        raise InvalidInputError("\n".join(map(_why_nothing, cards)))
     if len(cards) == 1:
         _refuse_hopeless(cards[0], Experiment(shared), devices[0])
     differing = {*space.dimensions, "device", "budget"}
@@ -161,6 +163,12 @@ def log_plan(findings: PlanFindings, console: Console) -> bool:
     return fits
 
 
+def _why_nothing(card: CardPlan) -> str:
+    """Return why a card has no predictions."""
+    unpredicted = [reason for reason in card.skipped if reason.startswith(NOT_PREDICTED)]
+    return "\n".join(unpredicted) if unpredicted else f"{card.name}: {nothing_left(card.skipped)}"
+
+
 def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
     """Return the settings of the plan and those of its configurations."""
     values = space_values("plan", given)
@@ -183,15 +191,8 @@ def _card_plan(
     space: Space,
     own: PlanSettings,
     lengths_up_to: int | None,
-    *,
-    is_alone: bool,
 ) -> CardPlan:
-    """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one.
-
-    Raises:
-        InvalidInputError: the card is alone, and no configuration is predicted.
-
-    """
+    """Return the predictions of every configuration on one card, and the memory breakdown of the recommended one."""
     budget_bytes = budget_bytes_on(budget, own.other_processes, target)
     experiments, choices, refusals = experiments_on(target, values, space, own.mathematics)
     links, world_size = own.links(target), max((one.world_size for one in experiments), default=1)
@@ -219,9 +220,7 @@ def _card_plan(
     beside = [n for n in compared(rows, choices, default_values()) if n not in breakdowns and n not in causes]
     for place, prediction in predict_each([experiments[n] for n in beside], target, budget_bytes=budget_bytes):
         keep(beside[place], prediction)
-    unpredicted = [] if rows else [f"no configuration is predicted: {each}" for each in dict.fromkeys(causes.values())]
-    if unpredicted and is_alone:
-        raise InvalidInputError("\n".join(unpredicted))
+    unpredicted = [] if rows else [f"{NOT_PREDICTED}{cause}" for cause in dict.fromkeys(causes.values())]
     ordered = tuple(rows[number] for number in sorted(rows))
     notes = [
         *notes_on_card(target),

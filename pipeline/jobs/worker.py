@@ -24,7 +24,7 @@ SAME_MACHINE = (
     "The search was started on this machine too: on one device both slow each other's trials and share its memory. "
 )
 OWN_DEVICES = {
-    "cpu": "Give each cores of its own, as with taskset -c 0-3.",
+    "cpu": "Give each cores of its own, as many as the search has, as with taskset -c 0-3.",
     "cuda": "Give each GPUs of its own with CUDA_VISIBLE_DEVICES.",
 }
 """How both have devices of their own, by kind of device."""

@@ -40,7 +40,8 @@ def answer(explanation: Explanation) -> str:
     simulation = explanation.simulation
     whole = f"{simulation.card} with {simulation.memory_bytes / MIB:,.0f} MiB for this process"
     if simulation.verdict is Verdict.NONE:
-        return f"The command was not seen to run out of memory on {whole}. {simulation_answer(simulation)}"
+        seen = "" if simulation.out_of_memory else f"The command was not seen to run out of memory on {whole}. "
+        return f"{seen}{simulation_answer(simulation)}"
     if not explanation.is_reproduced:
         largest = simulation.largest
         used = "" if largest is None else f": it uses {largest.device_bytes / MIB:,.1f} MiB"

@@ -346,7 +346,7 @@ def ranking_table(findings: SearchFindings) -> Table:
 
 def _measured(row: Trial, findings: SearchFindings) -> dict[str, Any]:
     """Return what the runs of a configuration measured, by the headings of its line; `row` stands for them."""
-    own = [run for run in findings.runs if run.choice == row.choice]
+    own, row = [run for run in findings.runs if run.choice == row.choice], findings.of_all_its_runs(row)
     predicted_mib = (run.predicted_mib for run in own)
     predicted_seconds = (run.metrics.get("predicted_seconds_per_step") for run in own)
     ends = findings.speed_range(row.choice) if len(own) > 1 else None
@@ -354,7 +354,7 @@ def _measured(row: Trial, findings: SearchFindings) -> dict[str, Any]:
         "outcome": row.outcome,
         "peak MiB": mib(row.peak_bytes),
         "predicted MiB": next(filter(None, predicted_mib), None),
-        "s/step": findings.of_all_its_runs(row).metrics.get("seconds_per_step"),
+        "s/step": row.metrics.get("seconds_per_step"),
         "predicted s/step": next(filter(None, predicted_seconds), None),
         "loss": row.metrics.get("common_steps_loss"),
         "runs": len(own),
@@ -403,7 +403,7 @@ def verification_table(verification: Verification) -> Table:
 
 def _on_front(row: Trial, findings: SearchFindings) -> str:
     """Return a configuration of the Pareto front as text, with its peak and speed."""
-    peak_mib, speed = (row.peak_bytes or 0) / MIB, findings.speed_of(row.choice)
+    peak_mib, speed = (findings.of_all_its_runs(row).peak_bytes or 0) / MIB, findings.speed_of(row.choice)
     return f"{label(row.choice)}: {row.outcome}, {peak_mib:,.1f} MiB, {findings.speed_text(speed)}"
 
 

@@ -102,7 +102,10 @@ def answer(simulation: Simulation) -> str:
         sentences += [_failure(simulation), f"On a card with room: {needed[0].lower()}{needed[1:]}"]
     else:
         of = "The largest of them" if simulation.may_overcommit_card else "Until then"
-        sentences += [f"No verdict: {simulation.why_no_verdict}.", f"{of}: {needed[0].lower()}{needed[1:]}"]
+        sentences += [
+            f"No verdict: {simulation.why_no_verdict or 'see below'}.",
+            f"{of}: {needed[0].lower()}{needed[1:]}",
+        ]
     sentences += _of_ranks(simulation)
     if simulation.smallest_bytes is not None:
         names = _some(simulation.cards_that_fit) or "none that Fitproof knows"

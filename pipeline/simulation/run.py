@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -79,20 +80,17 @@ class SimulatedRun:
     """Whether it ended at its time limit, or later."""
 
     @property
-    def is_cut(self) -> bool:
-        """Whether its time limit ended it before its memory was known."""
-        cut = [record for record in self.records if "limit" in record.ended_by]
-        is_killed = self.was_late and (not self.records or self.exit_code < 0)
-        return is_killed or any(len(record.steps) < watch.FEWEST_STEPS for record in cut)
-
-    @property
     def shortfall(self) -> str | None:
-        """Why its memory is not known, though the command itself did not fail; None if it is known."""
-        if self.is_cut:
-            num_steps = min((len(record.steps) for record in self.records), default=0)
-            return f"the time limit ended it after {num_steps} optimizer steps"
+        """Why its memory is not known, though the command did not fail itself; None if it is known, or it failed."""
+        if self.was_late and self.exit_code in (-signal.SIGKILL, -signal.SIGTERM):
+            return "the time limit ended it before it had written its record"
+        if self.exit_code != 0:
+            return None
+        cut = [len(record.steps) for record in self.records if "limit" in record.ended_by]
+        if min(cut, default=watch.FEWEST_STEPS) < watch.FEWEST_STEPS:
+            return f"the time limit ended it after {min(cut)} optimizer steps; the peak is known after two"
         if any(record.is_out_of_memory is not None for record in self.records):
-            return "an error ended one of its processes"
+            return "an error ended one of its processes, and the command went on"
         if any(record.has_late_optimizer for record in self.records):
             return "one of its optimizers took too few steps"
         return None

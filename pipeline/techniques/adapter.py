@@ -64,16 +64,16 @@ class Adapter(Technique):
     @property
     def mathematics(self) -> Mathematics:
         """Other parameters are trained."""
-        return Mathematics.DIFFERENT if self.active else Mathematics.EXACT
+        return Mathematics.DIFFERENT if self.adapter != "none" else Mathematics.EXACT
 
     @property
     def number_format(self) -> str | None:
         """Bfloat16, if the adapters are, also without autocast."""
-        return "bf16" if self.active and self.adapter_weights == "bfloat16" else None
+        return "bf16" if self.adapter != "none" and self.adapter_weights == "bfloat16" else None
 
     def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
         """Yield which settings contradict it, which package or kernel is absent, and which layers the model lacks."""
-        if self.active and self.adapter_weights == "bfloat16" and settings.precision == "fp16":
+        if self.adapter != "none" and self.adapter_weights == "bfloat16" and settings.precision == "fp16":
             yield (
                 "adapter_weights=bfloat16 needs no loss scaling, and precision=fp16 scales the loss and rounds the "
                 "adapters a second time; set precision=bf16 or fp32, or adapter_weights=float32"
@@ -95,7 +95,7 @@ class Adapter(Technique):
             )
         if self.adapter == "qlora":
             yield from self._refusals_of_kernels(hardware)
-        if self.active:
+        if self.adapter != "none":
             yield from self._refusals_of_targets(model, settings.model)
 
     def _refusals_of_qlora(self, settings: Any) -> Iterator[str]:
@@ -200,7 +200,7 @@ class Adapter(Technique):
 
     def apply(self, step: Step) -> Step:
         """Freeze the model and add the adapters."""
-        if self.active:
+        if self.adapter != "none":
             self.add_to(step.trainable)
         return step
 

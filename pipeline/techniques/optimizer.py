@@ -60,7 +60,7 @@ class Optimizer(Technique):
         """Another optimizer is another training; another implementation rounds elsewhere."""
         if self.optimizer != "adamw":
             return Mathematics.DIFFERENT
-        return Mathematics.ROUNDING if self.active else Mathematics.EXACT
+        return Mathematics.EXACT if self.optimizer_implementation == "fused" else Mathematics.ROUNDING
 
     @property
     def number_format(self) -> str | None:
@@ -173,7 +173,7 @@ class Optimizer(Technique):
             InvalidInputError: it is Muon, and the model's layers have no matrix.
 
         """
-        if not self.active:
+        if self.optimizer == "adamw" and self.optimizer_implementation == "fused":
             return step
         if self.optimizer == "muon" and not matrices_of(step.trainable.layers):
             raise InvalidInputError(

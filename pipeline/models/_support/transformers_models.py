@@ -39,7 +39,8 @@ class TransformersModel(Model):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.task = cls.__module__.rpartition(".")[2]
+        if "task" not in cls.__dict__:
+            cls.task = cls.__module__.rpartition(".")[2]
 
     @abstractmethod
     def configuration(self, name: str, vocabulary_size: int) -> Any:

@@ -104,7 +104,8 @@ def _simulated(wanted: Simulate, folder: Path) -> Predicted:
     if found.with_values:
         _NEED_VALUES.add(program)
     if found.verdict is not Verdict.FITS or not found.processes:
-        return InvalidInputError(why_not(folder, found.exit_code, found.notes))
+        reasons = found.notes if found.why_no_verdict is None else (found.why_no_verdict, *found.notes)
+        return InvalidInputError(why_not(folder, found.exit_code, reasons))
     return CommandPrediction(
         passes_work=found.passes_work,
         update_work=found.update_work,

@@ -178,7 +178,7 @@ class _Tries:
         run = run_hidden(with_room(wanted), folder)
         if run.is_complete and run.records:
             return wanted, run, None
-        if run.exit_code == 0 and run.shortfall is not None:
+        if run.shortfall is not None:
             return wanted, run, run.shortfall
         *_, last = "no output", *last_lines(folder.with_suffix(".log"))
         return wanted, run, f"exit code {run.exit_code}: {last}"

@@ -69,9 +69,10 @@ def _needs(simulation: Simulation) -> dict[str, Any]:
     return {"verdict": simulation.verdict, **{name: getattr(simulation.largest, name, None) for name in peaks}}
 
 
-def _order(simulation: Simulation) -> tuple[bool, int]:
+def _order(simulation: Simulation) -> tuple[bool, bool, int]:
     """Return by what ranks are ordered: one without a verdict is the answer, for then there is none of all."""
-    return not _has_verdict(simulation), 0 if simulation.largest is None else simulation.largest.device_bytes
+    num_bytes = 0 if simulation.largest is None else simulation.largest.device_bytes
+    return not _has_verdict(simulation), simulation.verdict is Verdict.DOES_NOT_FIT, num_bytes
 
 
 def _has_verdict(simulation: Simulation) -> bool:

@@ -290,13 +290,13 @@ def _run(
     folder.mkdir(parents=True)
     log = folder.with_suffix(".log") if is_hidden else None
     run = run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
-    if not run.records and run.was_late:
+    used = [process.pid for process in run.processes if process.peak_device_bytes]
+    if not run.records and run.was_late and not used:
         raise InvalidInputError(
             f"the command must use a GPU within its time limit, which is {wanted.time_limit_seconds:g} seconds, and "
             f"{' '.join(wanted.command)} was ended before it did; set a longer time_limit"
         )
     if not run.records and run.exit_code == 0:
-        used = [process.pid for process in run.processes if process.peak_device_bytes]
         if not all((folder / f"{pid}.json").exists() for pid in used):
             raise InvalidInputError(
                 f"the command must record its memory, and {' '.join(wanted.command)} used a GPU and left no record: a "
@@ -336,17 +336,19 @@ def _unknown_reads(run: SimulatedRun) -> list[UnknownRead]:
 
 def _verdict(wanted: Simulate, run: SimulatedRun) -> tuple[Verdict, str | None]:
     """Return whether the command fits or, if that is not known, why."""
-    num_steps = max((len(record.steps) for record in run.records), default=0)
-    if any(process.unmodelled for process in run.processes):
-        return Verdict.NONE, "it called functions that the simulated card does not model (see below)"
-    if out_of_memory(run) is not None:
+    has_unmodelled = any(process.unmodelled for process in run.processes)
+    if out_of_memory(run) is not None and not has_unmodelled:
         return Verdict.DOES_NOT_FIT, None
-    if run.shortfall is not None and (run.exit_code == 0 or run.is_cut):
-        return Verdict.NONE, f"{run.shortfall}{'; the peak is known after two' if run.is_cut else ' (see below)'}"
+    if run.shortfall is not None:
+        has_note = any(record.has_late_optimizer for record in run.records)
+        return Verdict.NONE, f"{run.shortfall} (see below)" if has_note else run.shortfall
     if run.exit_code != 0:
+        num_steps = max((len(record.steps) for record in run.records), default=0)
         ended = f"the command ended with exit code {run.exit_code} after {num_steps} optimizer steps"
         has_none = note_on_kernels(wanted) is not None
         return Verdict.NONE, f"{ended}, as torch has no kernels for this card (see above)" if has_none else ended
+    if has_unmodelled:
+        return Verdict.NONE, "it called functions that the simulated card does not model (see below)"
     return Verdict.FITS, None
 
 
@@ -398,7 +400,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _note_on_failure(run: SimulatedRun) -> tuple[str, ...]:
     """Return how the run on a card with room ended, if that failed too or was ended too early."""
-    if run.exit_code == 0 and run.shortfall is not None:
+    if run.shortfall is not None:
         return (f"On a card with room {run.shortfall}: what it needs is not known.",)
     if run.exit_code == 0:
         return ()
@@ -456,8 +458,6 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append("Only one optimizer step was taken: a first forward pass has no optimizer state beside it yet.")
     if any(record.has_late_optimizer for record in run.records):
         found.append(LATE_OPTIMIZER)
-    if run.exit_code == 0 and any(record.is_out_of_memory is False for record in run.records):
-        found.append("An error ended one of its processes, and the command went on: what it needs is not known.")
     caught = [record for record in run.records if record.out_of_memory]
     if caught and out_of_memory(run) is None:
         line = line_of(caught[0], caught[0].out_of_memory[0])

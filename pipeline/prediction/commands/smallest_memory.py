@@ -126,7 +126,9 @@ def replayed(wanted: Simulate, run: SimulatedRun, allocators: Sequence[Mapping[s
             tried = [dict.fromkeys(VARIABLES, record.allocator)]
         words = [str(python), replay.__file__, str(record.snapshot), str(card_of(record)), json.dumps(tried)]
         done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
-        caps: list[int | None] = json.loads((done.stdout.splitlines() or ["null"])[-1]) or [None for _ in tried]
+        caps: list[int | None] = json.loads(done.stdout.splitlines()[-1] if done.returncode == 0 else "null") or [
+            None for _ in tried
+        ]
         caps *= len(allocators) // len(tried)
         needed.append([None if cap is None else cap + _beside(run, record) for cap in caps])
     return tuple(None if None in of_one else max(of_one) for of_one in zip(*needed, strict=True))

@@ -18,16 +18,14 @@ COMPILER = "torch._dynamo"
 DISABLED = "__dynamo_disable"
 """Attribute of a function in which torch keeps the one that it calls instead."""
 USED_BY_STEP = {
-    *(
-        "torch._dynamo",
-        "_dynamo",
-        "graph_break",
-        "is_grad_enabled",
-        "set_grad_enabled",
-        "defaults",
-        "cast",
-        "Optimizer",
-    ),
+    "torch._dynamo",
+    "_dynamo",
+    "graph_break",
+    "is_grad_enabled",
+    "set_grad_enabled",
+    "defaults",
+    "cast",
+    "Optimizer",
 }
 """Names that the code uses in which torch.optim wraps a step; where a version uses others it stays as it is."""
 
@@ -71,7 +69,7 @@ class BeforeCompiler(importlib.abc.MetaPathFinder):
         self._disabled.append(function)
 
     def _disable_later(self, function: Any = None, recursive: bool = True) -> Any:
-        """Do what torch._disable_dynamo does."""
+        """Do what torch._disable_dynamo does, with a function that calls itself until the compiler is imported."""
         if function is not None and not hasattr(function, DISABLED):
             self._call_itself(function)
         return self._disable(function, recursive)

@@ -264,8 +264,9 @@ class Watch:
 
     def _remember(self, hook: Any, kind: Any, error: Any, traceback: Any) -> None:
         """Note the error that ends the process."""
-        self.ended_by = "an error"
-        self.is_out_of_memory = isinstance(error, self._torch.OutOfMemoryError)
+        if not issubclass(kind, KeyboardInterrupt):  # with which a launcher may end its processes
+            self.ended_by = "an error"
+            self.is_out_of_memory = isinstance(error, self._torch.OutOfMemoryError)
         hook(kind, error, traceback)
 
 

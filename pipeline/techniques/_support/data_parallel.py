@@ -1,6 +1,5 @@
 """Data parallelism: torch's DistributedDataParallel around the loss of a step, for all ranks of a run."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +28,8 @@ NEEDS_WHOLE_PARAMETERS = {
     "sgd": "torch's fused SGD knows no parts (DTensor)",
 }
 """Optimizers that cannot update a part of a parameter as they would update all of it, and why."""
+EXACT = 2**52
+"""Integers below it are numbers of 64 bits without rounding."""
 NOT_ON_CPU = (
     "not predicted on a CPU: fake tensors have no processes that exchange parts; a simulated card has (--gpu), and a "
     "run measures it"
@@ -138,14 +139,19 @@ def refuse_other_weights(module: nn.Module, ranks: Ranks) -> None:
     """Raise RuntimeError if the ranks have made different parameters, since nothing sends one's to the others."""
     if ranks.size == 1 or ranks.are_imagined:  # whose weights have no values
         return
-    sums = [float(parameter.detach().sum()) for parameter in module.parameters()]
-    sums = [0.0 if math.isnan(one) else one for one in sums]  # NaN is not equal to itself
+    sums = [_sum_of_bits(parameter.detach()) for parameter in module.parameters()]
     own = [*sums, *(-value for value in sums)]  # the largest negative value is that of the smallest sum
     if ranks.largest(own) != own:
         raise RuntimeError(
             "all ranks must begin with the same weights, and theirs differ; draw them from torch's generator, which "
             "`seed` sets, or read them from a checkpoint"
         )
+
+
+def _sum_of_bits(tensor: Tensor) -> float:
+    """Return the sum of a tensor's numbers read as integers, which is the same in any order and on any processor."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return float(int(tensor.view(integers).sum(dtype=torch.int64)) % EXACT)
 
 
 def _share_a_zero(module: nn.Module) -> None:

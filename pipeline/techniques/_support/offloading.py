@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 HOST = torch.device("cpu")
@@ -204,7 +205,7 @@ def _enter_around(layer: nn.Module, offloading: Offloading) -> None:
         nonlocal is_known
         if not is_known:
             state = [*layer.parameters(), *layer.buffers()]
-            tensors = (one for one in (*state, *args, *kwargs.values()) if isinstance(one, Tensor))
+            tensors = (one for one in (*state, *tree_leaves((args, kwargs))) if isinstance(one, Tensor))
             offloading.compute_on(next(tensors).device)
             offloading.exclude(state)
             is_known = True
