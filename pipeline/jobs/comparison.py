@@ -52,12 +52,12 @@ def measure(plan: EntryPoint, console: Console) -> int:
 def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     """Run every variant of `plan`, print and log the report, and return the findings."""
     check_sections(plan.sections)
-    check_shapes(variant.experiment for variant in plan.variants)
-    first = next(plan.variants).experiment
+    experiments = [variant.experiment for variant in plan.variants]
+    check_shapes(experiments)
+    first = experiments[0]
     num_taken = check_saved(plan.resume, first) if plan.resume else 0
     check_machines(first)
     about = environment(first.device)
-    experiments = [variant.experiment for variant in plan.variants]
     notes = (
         *dict.fromkeys(one.model_note for one in experiments),
         *corpus_notes(first),

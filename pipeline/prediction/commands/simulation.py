@@ -220,11 +220,10 @@ def simulate(
             bytes_with_workspaces = most if most > without else None
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
-        needs_values = may_need_values and not wanted.values
-        with_values, roomy = _with_values_if_needed(
-            run_hidden, with_room(wanted), folder / "with_room", say, may_need_values=needs_values
+        ran, roomy = _with_values_if_needed(
+            run_hidden, with_room(wanted), folder / "with_room", say, may_need_values=may_need_values
         )
-        wanted, without_hook = (replace(each, values=with_values.values) for each in (wanted, without_hook))
+        wanted, without_hook = (replace(each, values=ran.values) for each in (wanted, without_hook))
         notes = (*_notes(wanted, roomy if roomy.records else run), *_note_on_failure(roomy))
         failed = None if failed is None else replace(failed, held=held_then(run, roomy))
     if (shared := shared_card(roomy)) is not None:
@@ -275,8 +274,9 @@ def _with_values_if_needed(
     may_need_values: bool,
 ) -> tuple[Simulate, SimulatedRun]:
     """Run a command, and once more with the values of small tensors if it needs them; return which of them ran."""
-    found = run(wanted, folder, ends_at_steering_read=may_need_values)
-    if not may_need_values or not (has_steering_read(folder) or _may_have_failed_by_reading(found)):
+    may_begin_again = may_need_values and not wanted.values
+    found = run(wanted, folder, ends_at_steering_read=may_begin_again)
+    if not may_begin_again or not (has_steering_read(folder) or _may_have_failed_by_reading(found)):
         return wanted, found
     say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
     wanted = replace(wanted, values=True)

@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import pickle
 import sys
-from bisect import bisect_left
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,14 @@ def smallest_cap(trace: list[dict[str, Any]], variables: dict[str, str]) -> int:
     requests = compact(trace, torch)
     peak = replay(requests, torch, None)
     assert peak is not None  # without a cap the simulated card has room
-    smaller = range(0, peak, GRANULE)
-    return GRANULE * bisect_left(smaller, True, key=lambda cap: replay(requests, torch, cap) is not None)
+    low, high = 0, -(-peak // GRANULE)
+    while low + 1 < high:  # bisect has no key in Python 3.9, which may run here
+        middle = (low + high) // 2
+        if replay(requests, torch, middle * GRANULE) is None:
+            low = middle
+        else:
+            high = middle
+    return high * GRANULE
 
 
 def compact(trace: list[dict[str, Any]], torch: Any) -> list[tuple[str, int, int, Any]]:
