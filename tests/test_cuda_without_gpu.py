@@ -126,6 +126,22 @@ def test_a_cap_and_the_end_of_the_card_refuse_memory(expandable: bool) -> None:
     assert (most, all_of_it) == (True, False)
 
 
+ADDRESSES = """
+kept = torch.ones(2**18, dtype=torch.uint8, device="cuda")
+for _ in range(250):
+    torch.empty(200 * 2**20, dtype=torch.uint8, device="cuda")
+    torch.cuda.empty_cache()
+with torch.cuda.stream(torch.cuda.Stream()):
+    other = torch.empty(200 * 2**20, dtype=torch.uint8, device="cuda")
+print(json.dumps([kept.data_ptr() == other.data_ptr(), torch.cuda.memory_reserved() >> 20]))
+"""
+
+
+def test_addresses_that_are_given_back_are_given_out_again() -> None:
+    """An expandable segment takes addresses for all of a card, and 250 of them more than there are."""
+    assert printed("h200", ADDRESSES, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True") == [False, 2 + 200]
+
+
 TWO_CARDS = """
 import pynvml
 def used():

@@ -46,8 +46,9 @@ from pipeline.config.experiment import make_experiment
 from pipeline.runtime.run import execute
 if __name__ == "__main__":
     experiment = make_experiment(json.loads(sys.argv[1]), "main")
-    memory = execute(experiment, Path(sys.argv[2]), work=train_any_weights).memory
-    print("peaks", memory.peak_allocated_bytes, memory.peak_reserved_bytes)
+    result = execute(experiment, Path(sys.argv[2]), work=train_any_weights)
+    assert result.outcome == "ok", result.outcome
+    print("peaks", result.memory.peak_allocated_bytes, result.memory.peak_reserved_bytes)
 """
 
 
@@ -172,7 +173,7 @@ def test_workspaces_of_cublas_follow_the_environment(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_budget_between_allocated_and_reserved_bytes_is_tried(prediction: Prediction, tmp_path: Path) -> None:
-    """Cached memory is released at the cap: a run within the smallest budget that was found fits, and has a peak."""
+    """Cached memory is released at the cap: a run within the smallest budget fits, one within two MiB less does not."""
     values = {**NANO, "micro_batch_size": 16, "effective_batch_size": 16, "num_steps": 3, "eval_steps": 0}
     experiment = make_experiment({**values, "device": "cpu"}, "main")
     plain = predict(experiment, A100)
@@ -184,9 +185,11 @@ def test_a_budget_between_allocated_and_reserved_bytes_is_tried(prediction: Pred
     assert capped.fits(capped.smallest_budget_bytes) and not capped.fits(capped.peak_allocated_bytes - 1)
     row = planned_row({}, experiment, capped, budget, cost_prior(A100))
     assert row.fits and row.peak_reserved_bytes == capped.smallest_budget_bytes
-    cap = f"{capped.smallest_budget_bytes / MIB + 1:.0f}MiB"
-    _, reserved = run_on("a100", {**values, "budget": cap}, tmp_path)
-    assert reserved <= capped.smallest_budget_bytes + MIB
+    caps = [f"{(capped.smallest_budget_bytes - less) // MIB}MiB" for less in (0, 2 * MIB)]
+    _, reserved = run_on("a100", {**values, "budget": caps[0]}, tmp_path)
+    assert reserved == capped.smallest_budget_bytes
+    with pytest.raises(AssertionError, match="out_of_memory"):
+        run_on("a100", {**values, "budget": caps[1]}, tmp_path)
     assert prediction.peak_within(prediction.peak_allocated_bytes - 1) is None
 
 

@@ -143,6 +143,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     connection = Connection(int(sys.argv[1]))
     preload()
+    from pipeline.prediction.prediction_cache import code_digest
+
+    code_digest()  # which every request needs, and the processes that are forked then have
     gc.freeze()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     CardHost(connection, int(sys.argv[2])).serve()

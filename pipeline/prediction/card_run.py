@@ -3,7 +3,6 @@
 import gc
 import os
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,13 @@ from pipeline.base.results import MemoryUse
 from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
 from pipeline.memory.breakdown import at_peak
-from pipeline.memory.device import fraction_of, total_bytes
 from pipeline.memory.timeline import Timeline
 from pipeline.memory.work import Work
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import lines_of_documents, lines_of_outliers, masks_known, masks_of
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.prediction_cache import cached
+from pipeline.simulation.process.replay import smallest_cap
 from pipeline.simulation.report import unknown_reads_of
 from pipeline.techniques._support import offloading
 from pipeline.training.loop import Loop, train
@@ -37,8 +36,8 @@ NUM_STEPS = 3
 """Optimizer steps that run: the first makes the optimizer's state, after the third the allocator reserves no more."""
 NUM_PASSES = 2
 """Micro-batches of an optimizer step that run; further ones repeat the second."""
-TOLERANCE = 0.005
-"""The smallest budget that suffices is found to this share of it."""
+NUM_EVENTS = 10**7
+"""Of the allocator that are kept, at most: of gpt2 a training has up to 40,000."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ def cached_run(request: CardRequest) -> Prediction:
 
 
 def run_on_card(request: CardRequest, prepared: Prepared, typical: TypicalStep) -> Prediction:
-    """Run the training without a cap, with one more step recorded, and under caps if it reserves more than the budget.
+    """Run the training without a cap, with one more step recorded; once more, if it reserves more than its budget.
 
     This process has no CUDA context yet, and its card has memory for every training.
 
@@ -98,7 +97,7 @@ def run_on_card(request: CardRequest, prepared: Prepared, typical: TypicalStep) 
         assert reserved is not None
         smallest = reserved
         if allocated <= request.budget_bytes < reserved:
-            smallest = _smallest_budget(experiment, rows, allocated, request.budget_bytes) or reserved
+            smallest = _smallest_budget(experiment, rows)
     accumulation_steps = request.experiment.accumulation_steps
     return Prediction(
         peak_allocated_bytes=allocated,
@@ -180,40 +179,22 @@ def _use(experiment: Experiment, prepared: Prepared, at_end: Callable[[Loop], No
     return readings[-1]
 
 
-def _smallest_budget(experiment: Experiment, prepared: Prepared, low: int, high: int) -> int | None:
-    """Return the smallest cap between two at which the training runs, to TOLERANCE; None if it needs a larger one."""
-    if not _runs_within(experiment, prepared, high):
-        return None
-    while high - low > TOLERANCE * high:
-        middle = (low + high) // 2
-        if _runs_within(experiment, prepared, middle):
-            high = middle
-        else:
-            low = middle
-    return high
+def _smallest_budget(experiment: Experiment, prepared: Prepared) -> int:
+    """Return the smallest cap under which the allocator serves what the training asks of it, run once more."""
+    _free_all()
+    torch.cuda.memory._record_memory_history(context=None, max_entries=NUM_EVENTS)
+    _use(experiment, prepared)
+    trace = torch.cuda.memory._snapshot()["device_traces"][DEVICE.index]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    _free_all()
+    return smallest_cap(trace, torch)
 
 
-def _runs_within(experiment: Experiment, prepared: Prepared, cap_bytes: int) -> bool:
-    """Whether the training runs under a cap, which expandable segments may exceed; that is too much as well."""
-    with _capped(cap_bytes):
-        try:
-            reserved = _use(experiment, prepared).peak_reserved_bytes
-        except torch.OutOfMemoryError:
-            return False
-    return reserved is not None and reserved <= cap_bytes
-
-
-@contextmanager
-def _capped(cap_bytes: int) -> Iterator[None]:
-    """Cap the allocator, which has nothing cached, inside this context."""
+def _free_all() -> None:
+    """Leave the allocator as new, after a training."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(fraction_of(cap_bytes, total_bytes(DEVICE)), DEVICE)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
 
 
 def _refuse_steering_reads(answered: Container[str]) -> None:

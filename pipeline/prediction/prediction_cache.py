@@ -36,6 +36,7 @@ IRRELEVANT = (
 """Settings that change no storage."""
 OF_EXAMPLE = ("corpus", "vocabulary_size", "sequence_length", "sequences")
 """Settings that change storage only through the example and the vocabulary."""
+PACKAGE = Path(__file__).parents[1]
 CODE = ("base", "config", "data", "memory", "models", "prediction", "simulation", "techniques", "training")
 """Folders of the package that a prediction depends on."""
 SOURCES = (".py", ".c", ".h", ".csv")
@@ -94,7 +95,7 @@ def prediction_file(
         target,
         _card_state(experiment) if target.capability else _cpu_state(),
         asked,
-        code_digest(Path(__file__).parent.parent),
+        code_digest(),
         [module_digest(name) for name in sorted(modules) if not name.startswith("pipeline.")],
     )
     return cache_file(repr(parts))
@@ -148,7 +149,7 @@ def _cpu_state() -> tuple[object, ...]:
 
 
 @lru_cache
-def code_digest(package: Path) -> str:
+def code_digest(package: Path = PACKAGE) -> str:
     """Return a digest of the code that predictions depend on, and of the versions of Python and of PACKAGES."""
     versions = [platform.python_version(), *map(version_of, PACKAGES)]
     digest = hashlib.sha256(repr(versions).encode())

@@ -20,7 +20,7 @@ NEEDS_NO_ANSWER = re.compile(
     |cuda(?:MemPoolTrimTo|ProfilerSt\w+|DeviceSet\w+|ThreadExchangeStreamCaptureMode)
     |cuda(?:MemcpyToSymbol\w*|KernelSetAttributeForDevice|StreamUpdateCaptureDependencies|DeviceReset|SetDeviceFlags)
     |cu\w*(?:Synchronize|Destroy|Unload|SetLimit|SetCacheConfig|SetSharedMemConfig|SetAccess)(?:_v\d)?
-    |cu(?:MemMap|MemUnmap|MemAddressFree|FuncSetAttribute|KernelSetAttribute|StreamWaitEvent|StreamQuery|EventQuery)
+    |cu(?:MemMap|MemUnmap|FuncSetAttribute|KernelSetAttribute|StreamWaitEvent|StreamQuery|EventQuery)
     |cu(?:EventRecord\w*|MemPrefetchAsync\w*|TensorMap\w+|DevicePrimaryCtx(?:Release|SetFlags)\w*|MemsetD\d+\w*)
     |cu(?:Stream(?:Write|Wait)Value\w+|ProfilerSt\w+|Logs\w+)
     |cublas(?!Get|Create|\w*gels|\w*rotm?g_|Lt)\w+

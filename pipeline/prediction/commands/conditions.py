@@ -18,7 +18,6 @@ from pipeline.prediction.prediction_cache import code_digest
 from pipeline.simulation.cards import Card
 from pipeline.simulation.torch_build import TorchBuild
 
-PACKAGE = Path(__file__).parents[2]
 LARGEST_FOLDER = 2000
 """Files of the folders of a command that are looked at, at most, to tell whether it has changed."""
 DEEPEST = 4
@@ -47,7 +46,7 @@ def conditions(command: Command, build: TorchBuild, card: Card, sources: Sequenc
         {name: value for name, value in os.environ.items() if not OF_A_SESSION.fullmatch(name)},
         *(asdict(replace(card, memory_mib=0)), build.version, str(build.folder)),
         sorted(package.name for package in build.folder.parent.glob("*.dist-info")),
-        code_digest(PACKAGE),
+        code_digest(),
     ]
     return json.dumps(facts, sort_keys=True)
 

@@ -23,6 +23,13 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *addresses, *lowest_address;
 
+/* Addresses that are in use. */
+static struct range {
+    char *address;
+    size_t bytes;
+    struct range *next;
+} *ranges;
+
 /* Memory that cudaMalloc, cudaHostAlloc or cudaMallocManaged gave; there are few blocks, since torch caches what it
  * frees. */
 static struct block {
@@ -34,21 +41,50 @@ static struct block {
 
 static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-/* Return addresses that were never given before, below all earlier ones, as CUDA's driver does: torch's allocator
- * prefers the lowest of free blocks of one size. There are enough of them for any process. */
+static struct range *range_in_use(const char *address, size_t bytes) {
+    struct range *range = ranges;
+    while (range && (address + bytes <= range->address || range->address + range->bytes <= address)) range = range->next;
+    return range;
+}
+
+/* Return addresses below all earlier ones, as CUDA's driver does: torch's allocator prefers the lowest of free blocks of
+ * one size. After the last ones come those that were given back. */
 static char *new_addresses(size_t bytes) {
+    struct range *range = malloc(sizeof *range), *other = NULL;
+    int num_rounds = 0;
+    bytes = whole_pages(bytes);
     pthread_mutex_lock(&lock);
-    if (!addresses) {
+    if (!addresses)
         addresses = mmap(NULL, ALL_ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        lowest_address = (char *)((size_t)(addresses + ALL_ADDRESSES) / PAGE * PAGE);
-    }
-    if (addresses == MAP_FAILED || whole_pages(bytes) > (size_t)(lowest_address - addresses)) {
-        fprintf(stderr, "simulated card: no addresses are left\n");
-        abort();
-    }
-    char *found = lowest_address -= whole_pages(bytes);
+    do {
+        if (other) lowest_address = other->address;
+        if (!lowest_address || bytes > (size_t)(lowest_address - addresses)) {
+            lowest_address = (char *)((size_t)(addresses + ALL_ADDRESSES) / PAGE * PAGE);
+            num_rounds++;
+        }
+        if (addresses == MAP_FAILED || num_rounds > 2) {
+            fprintf(stderr, "simulated card: no addresses are left\n");
+            abort();
+        }
+        other = range_in_use(lowest_address - bytes, bytes);
+    } while (other);
+    lowest_address -= bytes;
+    *range = (struct range){lowest_address, bytes, ranges};
+    ranges = range;
     pthread_mutex_unlock(&lock);
-    return found;
+    return range->address;
+}
+
+static void give_back_addresses(const char *address) {
+    pthread_mutex_lock(&lock);
+    for (struct range **at = &ranges; *at; at = &(*at)->next) {
+        if ((*at)->address != address) continue;
+        struct range *range = *at;
+        *at = range->next;
+        free(range);
+        break;
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 static int is_on_card(const void *pointer) {
@@ -99,7 +135,10 @@ cudaError_t cudaFree(void *pointer) {
     card_begin_context(card_number(card_current_device()));
     struct block block = find_block(pointer, 1);
     if (block.address && block.number < 0) free(block.address);
-    else if (block.address) card_return(block.number, block.bytes);
+    else if (block.address) {
+        give_back_addresses(block.address);
+        card_return(block.number, block.bytes);
+    }
     return cudaSuccess;
 }
 
@@ -232,6 +271,11 @@ CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp 
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address,
                              unsigned long long flags) {
     *pointer = (CUdeviceptr)new_addresses(bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
+    give_back_addresses((char *)pointer);
     return CUDA_SUCCESS;
 }
 

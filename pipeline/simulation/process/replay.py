@@ -32,20 +32,26 @@ def main(snapshot: Path, device: int, variables: list[dict[str, str]]) -> None:
     import torch  # noqa: F401  # once for all the processes that are forked
 
     forks = [ProcessPoolExecutor(1, multiprocessing.get_context("fork")) for _ in variables]
-    caps = [fork.submit(smallest_cap, trace, own) for fork, own in zip(forks, variables, strict=True)]
+    caps = [fork.submit(cap_with, trace, own) for fork, own in zip(forks, variables, strict=True)]
     print(json.dumps([None if cap.exception() else cap.result() for cap in caps]))  # noqa: T201
 
 
-def smallest_cap(trace: list[dict[str, Any]], variables: dict[str, str]) -> int:
-    """Return the smallest cap in bytes; torch reads the variables when it begins to use the card: not before this."""
+def cap_with(trace: list[dict[str, Any]], variables: dict[str, str]) -> int:
+    """Return the smallest cap; torch reads the variables when it begins to use the card: not before this."""
     import torch
 
     os.environ.update(variables)
     torch.cuda.synchronize()
+    return smallest_cap(trace, torch)
+
+
+def smallest_cap(trace: list[dict[str, Any]], torch: Any) -> int:
+    """Return the smallest cap in bytes under which this process's allocator, which is empty, serves the requests."""
     requests = compact(trace, torch)
     peak = replay(requests, torch, None)
     assert peak is not None  # without a cap the simulated card has room
-    low, high = 0, -(-peak // GRANULE)
+    low, high = (-(-num_bytes // GRANULE) for num_bytes in (torch.cuda.max_memory_allocated(), peak))
+    low -= 1  # too little for what was allocated
     while low + 1 < high:  # bisect has no key in Python 3.9, which may run here
         middle = (low + high) // 2
         if replay(requests, torch, middle * GRANULE) is None:
@@ -73,7 +79,7 @@ def compact(trace: list[dict[str, Any]], torch: Any) -> list[tuple[str, int, int
 
 
 def replay(requests: list[tuple[str, int, int, Any]], torch: Any, cap_bytes: int | None) -> int | None:
-    """Return the peak of reserved bytes, or None if the allocator runs out of memory under a cap."""
+    """Return the peak of reserved bytes; None if it needs more than a cap, which expandable segments may exceed."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     total = torch.cuda.get_device_properties(0).total_memory
@@ -89,7 +95,7 @@ def replay(requests: list[tuple[str, int, int, Any]], torch: Any, cap_bytes: int
             elif address in alive:
                 torch.cuda.caching_allocator_delete(alive.pop(address))
         peak: int = torch.cuda.max_memory_reserved()
-        return peak
+        return peak if cap_bytes is None or peak <= cap_bytes else None
     except torch.OutOfMemoryError:
         return None
     finally:
