@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from pipeline.simulation.elf import read_library
 from pipeline.simulation.environment import HOOK, card_variables, environment, is_script, python_of
 from pipeline.simulation.functions import answering_nothing, declared, known_by_name
 from pipeline.simulation.library import FILE_NAME, library_for
-from pipeline.simulation.torch_build import TorchBuild, find_torch
+from pipeline.simulation.torch_build import TorchBuild
 
 needs_build_for_cpus = pytest.mark.skipif(
     "SIMULATED_CARD_NAME" in os.environ, reason="this environment has a CUDA build"
@@ -128,9 +130,24 @@ def test_a_command_runs_on_the_cuda_build_if_it_is_python_or_a_script_of_it(
 
 
 @needs_build_for_cpus
-def test_a_build_for_cpus_is_refused_with_the_remedy() -> None:
+def test_a_build_for_cpus_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment of its own is installed beside this one; another one is its owner's to change."""
+    monkeypatch.setattr(run, "installed", lambda: False)
     with pytest.raises(InvalidInputError, match=r"torch .* is none; add --install true"):
-        find_torch(Path(sys.executable))
+        run.on_cuda_build([sys.executable, "train.py"], may_install=False)
+    venv.create(tmp_path / "other", symlinks=True)
+    [packages] = (tmp_path / "other").glob("lib/*/site-packages")
+    (packages / "torch.pth").write_text(sysconfig.get_path("purelib"))
+    with pytest.raises(InvalidInputError, match=r"torch .* is none; install one there"):
+        run.on_cuda_build([str(tmp_path / "other" / "bin" / "python"), "train.py"], may_install=True)
+
+
+@needs_build_for_cpus
+def test_an_environment_is_found_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "install", lambda: Path("/cuda/bin/python"))
+    (tmp_path / "linked").symlink_to(Path(sys.executable).parents[1])
+    linked = tmp_path / "linked" / "bin" / Path(sys.executable).name
+    assert run.on_cuda_build([str(linked), "train.py"], may_install=True) == ("/cuda/bin/python", "train.py")
 
 
 def test_what_the_machine_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +241,7 @@ def test_the_users_own_start_up_module_runs_and_hooks_follow_torch(tmp_path: Pat
     (tmp_path / "hook.py").write_text("import sys\nsys.order.append('hook')\n")
     code = """
 import sys
+import sysconfig
 before = hasattr(sys, "order")
 import torch, sitecustomize
 print(sys.users_own, sitecustomize.__file__, before, sys.order, sys.path)

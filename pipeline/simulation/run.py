@@ -114,10 +114,14 @@ def on_cuda_build(command: Sequence[str], may_install: bool) -> tuple[str, ...]:
     python = python_of(command)
     try:
         find_torch(python)
-    except CpuBuildError:
-        is_this_environment = python.parent == Path(sys.executable).parent
-        if not is_this_environment or not (may_install or installed()):
-            raise
+    except CpuBuildError as error:
+        if python.parent.resolve() != Path(sys.executable).parent.resolve():
+            raise InvalidInputError(f"{error}; install one there, such as that of PyPI for Linux") from None
+        if not (may_install or installed()):
+            raise InvalidInputError(
+                f"{error}; add --install true, which makes an environment with it (0.7 GB to fetch, once), or install "
+                "one"
+            ) from None
         program = str(shutil.which(command[0]))
         if is_python(program):
             return (str(install()), *command[1:])

@@ -154,6 +154,6 @@ def find_torch(python: Path) -> TorchBuild:
     if found.get("cuda", "None") == "None":
         raise CpuBuildError(
             f"a simulated card runs PyTorch's CUDA build, and torch {found.get('__version__')} in {folder.parent} is "
-            "none; add --install true, which makes an environment with it (0.7 GB to fetch, once), or install one"
+            "none"
         )
     return TorchBuild(folder=folder, version=found["__version__"], cuda=found["cuda"], search_path=tuple(search_path))
