@@ -12,6 +12,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_SIMULATED, reason="need
 
 VALUES = """
 import json, sys, torch
+mode = torch.inference_mode(sys.argv[2] == "inference")
+mode.__enter__()
 mask = torch.tensor([[1, 1, 0], [1, 0, 0]]).cuda()
 ids = torch.arange(6, device="cuda").view(2, 3)
 ids[0] = 7
@@ -23,13 +25,15 @@ found = [
     torch.equal(picked, picked.clone()), torch.bincount(ids.flatten()).tolist(), torch.tensor(5, device="cuda").item(),
     torch.cat([ids, ids[:, :1]], 1).argmax(-1).tolist(), bool(torch.isin(ids, torch.tensor([4], device="cuda")).any()),
 ]
+mode.__exit__(None, None, None)
 open(sys.argv[1], "w").write(json.dumps(found))
 """
 
 
-def test_what_a_program_computes_from_its_own_small_tensors_is_right(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_what_a_program_computes_from_its_own_small_tensors_is_right(mode: str, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    process = only(run_code(VALUES, str(file), values=True))
+    process = only(run_code(VALUES, str(file), mode, values=True))
     assert json.loads(file.read_text()) == [
         *(3, [3, 2], False, [7, 7, 3], [[7, 7, 7], [3, 4, 5]]),
         *([4], [3, 3, 3, 4, 4, 5], [2.5, 0, 2.5, 0]),
@@ -52,7 +56,12 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
     print(loss.item())
-open(sys.argv[1], "w").write(f"{torch.cuda.max_memory_allocated()} {torch.cuda.max_memory_reserved()}")
+peaks = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+torch.cuda.reset_peak_memory_stats()
+with torch.inference_mode():
+    net(torch.randint(0, 1000, (32, 128)).cuda()).softmax(-1).topk(5).values.sort()
+peaks += [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+open(sys.argv[1], "w").write(str(peaks))
 """
 
 
