@@ -43,6 +43,7 @@ print(json.dumps({
     "torch": [it.name, [it.major, it.minor], it.multi_processor_count, it.total_memory],
     "nvml": [pynvml.nvmlDeviceGetName(in_nvml), pynvml.nvmlDeviceGetMemoryInfo(in_nvml).total],
     "count": [torch.cuda.device_count(), pynvml.nvmlDeviceGetCount()],
+    "load": [torch.cuda.utilization(), torch.cuda.temperature(), torch.cuda.power_draw(), torch.cuda.clock_rate()],
     "nvidia-smi": subprocess.check_output(asked, text=True).splitlines(),
 }))
 """
@@ -53,6 +54,7 @@ print(json.dumps({
     memory_bytes = card.memory_mib * MIB
     assert seen["torch"] == [card.name, list(card.capability), card.num_multiprocessors, memory_bytes]
     assert seen["nvml"] == [card.name, memory_bytes] and seen["count"] == [1, 1]
+    assert seen["load"] == [0, 0, 0, 0]
     assert seen["nvidia-smi"] == [f"{card.name}, {card.memory_mib}, [N/A]"]
 
 

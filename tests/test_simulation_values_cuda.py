@@ -24,6 +24,7 @@ found = [
     list(torch.unique(ids).shape), torch.repeat_interleave(ids[1], mask.sum(0) + 1).tolist(), picked.tolist(),
     torch.equal(picked, picked.clone()), torch.bincount(ids.flatten()).tolist(), torch.tensor(5, device="cuda").item(),
     torch.cat([ids, ids[:, :1]], 1).argmax(-1).tolist(), bool(torch.isin(ids, torch.tensor([4], device="cuda")).any()),
+    torch._nested_tensor_from_mask(torch.zeros(2, 3, 4, device="cuda"), mask.bool())._nested_tensor_size().tolist(),
 ]
 mode.__exit__(None, None, None)
 open(sys.argv[1], "w").write(json.dumps(found))
@@ -37,7 +38,7 @@ def test_what_a_program_computes_from_its_own_small_tensors_is_right(mode: str, 
     assert json.loads(file.read_text()) == [
         *(3, [3, 2], False, [7, 7, 3], [[7, 7, 7], [3, 4, 5]]),
         *([4], [3, 3, 3, 4, 4, 5], [2.5, 0, 2.5, 0]),
-        *(True, [0, 0, 0, 1, 1, 1, 0, 3], 5, [0, 2], True),
+        *(True, [0, 0, 0, 1, 1, 1, 0, 3], 5, [0, 2], True, [[2, 4], [1, 4]]),
     ]
     assert process.unknown_reads == ()
 

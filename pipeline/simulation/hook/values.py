@@ -37,7 +37,7 @@ MOST_CHECKS = 4
 """The checks of its arguments that an operator makes, at most."""
 MASKED = {
     *(aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default),
-    aten.masked_select.default,
+    *(aten.masked_select.default, aten._nested_tensor_from_mask.default),
 }
 """Operators that read from the card how many elements their masks select, whatever the size of the others."""
 COUNTS: dict[Any, Callable[[Any, tuple[Any, ...]], list[int]]] = {
@@ -85,8 +85,12 @@ class _Running(threading.local):
 
 
 def _is_on_card(it: Any) -> bool:
-    """Whether it is a tensor whose storage lies on a card; a sparse one has none."""
-    return isinstance(it, torch.Tensor) and it.device.type == "cuda" and it.layout is torch.strided
+    """Whether it is a tensor whose storage lies on a card; a sparse one has none, one of several sizes no shape."""
+    return isinstance(it, torch.Tensor) and it.device.type == "cuda" and _has_shape(it)
+
+
+def _has_shape(it: torch.Tensor) -> bool:
+    return it.layout is torch.strided and not it.is_nested
 
 
 def _key(it: torch.Tensor) -> int:
@@ -112,7 +116,7 @@ def _storage_bytes(it: torch.Tensor) -> int:
 
 
 def _is_small(it: torch.Tensor) -> bool:
-    return it.layout is torch.strided and _storage_bytes(it) <= LARGEST
+    return _has_shape(it) and _storage_bytes(it) <= LARGEST
 
 
 def _is_compiling() -> bool:
@@ -314,6 +318,13 @@ class Values(TorchDispatchMode):
         """Return how many elements an operator's masks select, and whether that is known; None without small masks."""
         if func not in MASKED:
             return None
+        if func is aten._nested_tensor_from_mask.default:  # which reads if it may, and the sizes of all rows at once
+            (tensor, mask), is_unchecked = args[:2], args[2:] == (False,)
+            if not _is_small(mask):
+                return None
+            lengths = self._mirror(mask).sum(1).tolist()
+            sizes = [size for length in lengths for size in (length, tensor.shape[2])]
+            return sizes if is_unchecked else [1, *sizes], self._is_known(mask)
         if func is aten.masked_select.default:
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
             masks = [args[1].expand(shape)]
@@ -326,7 +337,9 @@ class Values(TorchDispatchMode):
     def _keep(self, real: Any, expected: Any, mutated: Sequence[torch.Tensor], is_known: bool) -> None:
         """Give the outputs the host's values: on the card their shadows, on the host themselves."""
         for out, value in zip(tree_leaves(real), tree_leaves(expected), strict=False):
-            if not isinstance(out, torch.Tensor) or not isinstance(value, torch.Tensor) or out.shape != value.shape:
+            if not isinstance(out, torch.Tensor) or not isinstance(value, torch.Tensor) or out.is_nested:
+                continue
+            if out.shape != value.shape:
                 continue
             if out.device.type != "cuda":
                 _write(out, value)
@@ -412,12 +425,13 @@ class Values(TorchDispatchMode):
 @contextmanager
 def _answering(counts: Sequence[int], are_known: bool) -> Iterator[None]:
     """Answer what an operator reads from the card while it runs: these numbers first; unknown reads are reported."""
-    _card.card_answer((ctypes.c_int64 * len(counts))(*counts), len(counts))
+    numbers = (ctypes.c_int64 * len(counts))(*counts)
+    _card.card_answer(numbers, ctypes.c_size_t(len(counts)))
     _card.card_reads_are_known(int(are_known))
     try:
         yield
     finally:
-        _card.card_answer(None, 0)
+        _card.card_answer(None, ctypes.c_size_t(0))
         _card.card_reads_are_known(0)
 
 

@@ -89,6 +89,21 @@ int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     return 0;
 }
 
+/* What a card is busy with: nothing, at any time. */
+int nvmlDeviceGetUtilizationRates(void *handle, unsigned int percent[2]) {
+    percent[0] = percent[1] = 0;
+    return 0;
+}
+
+static int none(unsigned int *value) {
+    *value = 0;
+    return 0;
+}
+
+int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned int *celsius) { return none(celsius); }
+int nvmlDeviceGetPowerUsage(void *handle, unsigned int *milliwatts) { return none(milliwatts); }
+int nvmlDeviceGetClockInfo(void *handle, int clock, unsigned int *megahertz) { return none(megahertz); }
+
 /* The fabric between cards: torch has set its state to "not supported" before. */
 int nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) { return 0; }
 

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { NUM_KEPT = 512, LARGEST = 1 << 16, MAX_ANSWERS = 16, HOST_PAGE = 4096 };
+enum { NUM_KEPT = 512, LARGEST = 1 << 16, HOST_PAGE = 4096 };
 
 static struct kept {
     const char *address;
@@ -88,14 +88,23 @@ void card_move(const void *to, const void *from, size_t bytes) {
 
 /* ---- answers that are known before an operator asks for them: how many elements it found ---- */
 
-static __thread int64_t answers[MAX_ANSWERS];
-static __thread int num_answers, next_answer;
+static __thread const int64_t *answers;
+static __thread size_t num_answers;
 
-/* The next small reads of this thread are answered by these numbers, one after another. */
-void card_answer(const int64_t *numbers, int count) {
-    num_answers = count < MAX_ANSWERS ? count : MAX_ANSWERS;
-    next_answer = 0;
-    memcpy(answers, numbers, num_answers * sizeof *numbers);
+/* The next reads of this thread are answered by these numbers, until the next call: one after another, or by several if
+ * they are of an array. */
+void card_answer(const int64_t *numbers, size_t count) {
+    answers = numbers;
+    num_answers = count;
+}
+
+static int answer(void *to, size_t bytes) {
+    size_t count = (bytes + sizeof *answers - 1) / sizeof *answers;
+    if (!count || count > num_answers || (count > 1 && bytes % sizeof *answers)) return 0;
+    memcpy(to, answers, bytes); /* the lowest bytes come first */
+    answers += count;
+    num_answers -= count;
+    return 1;
 }
 
 /* Whether this thread's reads are known by other means, so that they are not counted as unknown. */
@@ -146,10 +155,8 @@ static void zero(char *to, size_t bytes) {
 }
 
 void card_read(void *to, const void *from, size_t bytes) {
-    if (next_answer < num_answers && bytes <= sizeof *answers) /* the lowest bytes come first */
-        memcpy(to, &answers[next_answer++], bytes);
-    else if (card_known(to, from, bytes)) return;
-    else {
+    if (!answer(to, bytes)) {
+        if (card_known(to, from, bytes)) return;
         int filled = source ? source(to, from, bytes) : 0;
         if (filled == 2) return;
         if (!filled && bytes == sizeof(char)) *(char *)to = (char)card_was_asked_for_all();
