@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.base.contracts import SequencesKind
 from pipeline.base.technique import Exported, Mathematics, Stage, Technique, source_of
 from pipeline.config.experiment import Experiment
 from pipeline.data._support import packing
@@ -44,37 +43,21 @@ CONSEQUENCES = {
 class Facts:
     """An Experiment in terms that all frameworks share."""
 
-    micro_batch_size: int
+    settings: Any
+    """All settings of the run, by their names."""
     accumulation_steps: int
     """Of one process."""
     world_size: int
     """Processes that train together."""
     effective_batch_size: int
-    precision: str
-    """fp32, tf32, fp16 or bf16."""
-    initial_loss_scale: float
     every_n_layers: int | None
     """The n of the checkpointed layers 0, n, 2n, ...; None without checkpointing, or with another policy."""
-    checkpointing: str
-    """The value of the setting."""
     checkpointed: tuple[tuple[str, str], ...]
     """For each policy but `none`, and in their order: its name, and the names of its layers as a Python expression."""
     layers: str
     """The names of all layers, likewise."""
     learning_rate: float
     """After warm-up, with learning_rate_scaling applied."""
-    warmup_steps: int
-    schedule: str
-    """constant, linear or cosine, after warm-up."""
-    num_steps: int
-    num_epochs: float | None
-    """Of which num_steps follow; None if those were given."""
-    weight_decay: float
-    max_grad_norm: float | None
-    seed: int
-    device: str
-    sequence_length: int
-    sequences: SequencesKind
     lengths_vary: bool
     """Whether each micro-batch is as long as its longest sequence."""
     masked: bool
@@ -103,8 +86,6 @@ class Facts:
     """The adapters, if the model itself is frozen."""
     weights: str
     """Type of the model's own parameters: float32 or bfloat16."""
-    loss_kernel: str
-    """The value of the setting."""
     environment: Mapping[str, str]
     """Environment variables of the process."""
     others: tuple[str, ...]
@@ -121,49 +102,50 @@ class Facts:
     @property
     def is_padded(self) -> bool:
         """Whether each sequence is one document."""
-        return self.sequences not in ("packed", "packed_documents")
+        return bool(self.settings.sequences not in ("packed", "packed_documents"))
 
     @property
     def packs_documents(self) -> bool:
         """Whether each sequence has whole documents, which do not attend to one another."""
-        return self.sequences == "packed_documents"
+        return bool(self.settings.sequences == "packed_documents")
 
     @property
     def device_type(self) -> str:
         """`cpu` or `cuda`."""
-        return self.device.partition(":")[0]
+        return str(self.settings.device).partition(":")[0]
 
     @property
     def autocast_dtype(self) -> str | None:
         """The name of autocast's dtype in torch; None without autocast."""
-        return {"fp16": "float16", "bf16": "bfloat16"}.get(self.precision)
+        return {"fp16": "float16", "bf16": "bfloat16"}.get(self.settings.precision)
 
     @property
     def scales_loss(self) -> bool:
         """Whether the loss is scaled, as in fp16."""
-        return self.precision == "fp16"
+        return bool(self.settings.precision == "fp16")
 
     @property
     def has_warmup(self) -> bool:
         """Whether the first learning rate is lower than `learning_rate`."""
-        return self.warmup_steps > 1
+        return bool(self.settings.learning_rate_warmup_steps > 1)
 
     @property
     def decays(self) -> bool:
         """Whether the learning rate falls to zero after warm-up."""
-        return self.schedule != "constant"
+        return bool(self.settings.learning_rate_schedule != "constant")
 
     @property
     def summary(self) -> str:
         """The configuration in one line."""
+        sequences, checkpointing = self.settings.micro_batch_size, self.settings.checkpointing
         policies = {"none": "no checkpointing", "every_layer": "every layer checkpointed"}
         every = f"one of every {self.every_n_layers} layers checkpointed"
-        other = every if self.every_n_layers else f"checkpointing={self.checkpointing}"
-        policy = policies.get(self.checkpointing, other)
-        cut = f"micro-batches of {self.micro_batch_size} sequences x {self.accumulation_steps} accumulation steps"
+        other = every if self.every_n_layers else f"checkpointing={checkpointing}"
+        policy = policies.get(checkpointing, other)
+        cut = f"micro-batches of {sequences} sequences x {self.accumulation_steps} accumulation steps"
         if self.world_size > 1:
             cut += f" x {self.world_size} processes"
-        return ", ".join([self.model, cut, self.precision, policy, *self.others])
+        return ", ".join([self.model, cut, self.settings.precision, policy, *self.others])
 
     @property
     def in_one_process(self) -> "Facts":
@@ -214,10 +196,9 @@ class Facts:
 
     def optimizer(self, fused: bool, parameters: str = "model.parameters()") -> str:
         """Return a Python expression for the optimizer of `model`."""
-        known = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay, "layers": self.layers}
-        expression = (
-            f"torch.optim.AdamW({parameters}, lr={self.learning_rate}, weight_decay={self.weight_decay}, fused={fused})"
-        )
+        rate, decay = self.learning_rate, self.settings.weight_decay
+        known = {"learning_rate": rate, "weight_decay": decay, "layers": self.layers}
+        expression = f"torch.optim.AdamW({parameters}, lr={rate}, weight_decay={decay}, fused={fused})"
         made = [each.optimizer for each in self.exported]
         for each in (*made, *(each.finished_optimizer for each in self.exported)):
             names = {"optimizer": expression, **known}
@@ -243,27 +224,14 @@ def facts_of(experiment: Experiment) -> Facts:
     others = _others(experiment, IN_FACTS)
     tokenizer, published = experiment.description.tokenizer, published_name(experiment)
     return Facts(
-        micro_batch_size=settings.micro_batch_size,
+        settings=settings,
         accumulation_steps=experiment.accumulation_steps,
         world_size=experiment.num_data_ranks,
         effective_batch_size=experiment.effective_batch_size,
-        precision=settings.precision,
-        initial_loss_scale=settings.initial_loss_scale,
         every_n_layers=checkpointing.every_n_layers,
-        checkpointing=checkpointing.checkpointing,
         checkpointed=_by_policy(names, checkpointing.by_layer(len(names))),
         layers=_expression(names, range(len(names))),
         learning_rate=highest_learning_rate(settings, experiment.effective_batch_size),
-        warmup_steps=settings.learning_rate_warmup_steps,
-        schedule=settings.learning_rate_schedule,
-        num_steps=settings.num_steps,
-        num_epochs=settings.num_epochs,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-        seed=settings.seed,
-        device=settings.device,
-        sequence_length=settings.sequence_length,
-        sequences=settings.sequences,
         lengths_vary=experiment.lengths_vary,
         masked=targets.exists(),
         model=_absolute(settings.model),
@@ -279,7 +247,6 @@ def facts_of(experiment: Experiment) -> Facts:
         changes=configuration_changes(experiment, prepared.vocabulary_size),
         lora=lora_of(experiment, trainable),
         weights=settings.weights.removesuffix("_master"),
-        loss_kernel=settings.loss_kernel,
         environment=experiment.environment,
         others=tuple(_settings_text(technique) for technique in others),
         replaces_optimizer=any(Stage.OPTIMIZER <= technique.stage < Stage.RANKS for technique in others),

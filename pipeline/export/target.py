@@ -71,7 +71,7 @@ def lengths_note(facts: Facts) -> list[str]:
         return [documents_note("Micro-batches come from your own data loader: they need")]
     if not facts.lengths_vary:
         return []
-    order = "sort the sequences of each optimizer step by length, and " if facts.sequences == "grouped" else ""
+    order = "sort the sequences of each optimizer step by length, and " if facts.settings.sequences == "grouped" else ""
     return [
         f"Micro-batches come from your own data loader: {order}pad each to its longest sequence, as measured; with "
         "other padding the losses are the same, memory and time are not."

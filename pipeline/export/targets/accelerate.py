@@ -26,7 +26,7 @@ class Accelerate(Target):
     def differences(self, facts: Facts) -> list[str]:
         """Return what the launcher's file has no key for, and what Accelerate refuses."""
         notes = processes_note(facts, _command(facts)) + lengths_note(facts)
-        if facts.precision == "tf32":
+        if facts.settings.precision == "tf32":
             notes.append("The launcher's file has no key for tf32: accelerate_setup.py enables it.")
         if facts.checkpointed:
             notes.append(

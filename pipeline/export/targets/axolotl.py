@@ -48,33 +48,33 @@ class Axolotl(Target):
 
 def _settings(facts: Facts) -> dict[str, Any]:
     """Return all keys but the data's."""
-    is_bf16 = facts.precision == "bf16" or facts.weights == "bfloat16"
+    is_bf16 = facts.settings.precision == "bf16" or facts.weights == "bfloat16"
     return {
         "base_model": facts.published or facts.model,
         **({} if facts.pretrained else {"reinit_weights": True}),
         **({"overrides_of_model_config": facts.changes} if facts.changes else {}),
         "output_dir": "axolotl_output",
         **_lora(facts),
-        "sequence_len": facts.sequence_length,
+        "sequence_len": facts.settings.sequence_length,
         "excess_length_strategy": "truncate",
         "sample_packing": not facts.is_padded,
         "pad_to_sequence_len": not facts.lengths_vary,
         "val_set_size": 1 / HELD_OUT_EVERY,
-        "micro_batch_size": facts.micro_batch_size,
+        "micro_batch_size": facts.settings.micro_batch_size,
         "gradient_accumulation_steps": facts.accumulation_steps,
-        "max_steps": facts.num_steps,
-        **({} if facts.num_epochs is None else {"num_epochs": facts.num_epochs}),
+        "max_steps": facts.settings.num_steps,
+        **({} if facts.settings.num_epochs is None else {"num_epochs": facts.settings.num_epochs}),
         "bf16": is_bf16,
-        "fp16": facts.precision == "fp16",
-        "tf32": facts.precision == "tf32",
+        "fp16": facts.settings.precision == "fp16",
+        "tf32": facts.settings.precision == "tf32",
         "attn_implementation": "sdpa",
         **_checkpointing(facts),
         "optimizer": "adamw_torch_fused",
         "learning_rate": facts.learning_rate,
         **{name.removesuffix("_type"): value for name, value in trainer_schedule(facts).items()},
-        "weight_decay": facts.weight_decay,
-        "max_grad_norm": facts.max_grad_norm or 0.0,
-        "seed": facts.seed,
+        "weight_decay": facts.settings.weight_decay,
+        "max_grad_norm": facts.settings.max_grad_norm or 0.0,
+        "seed": facts.settings.seed,
         **({"eot_tokens": [end]} if facts.source and (end := facts.source.end_of_answer) else {}),
         "logging_steps": 1,
         **facts.arguments,
@@ -110,13 +110,14 @@ def _checkpointing(facts: Facts) -> dict[str, Any]:
 
 
 def _checkpointing_notes(facts: Facts) -> list[str]:
-    if facts.checkpointing in ("none", "every_layer", "attention_saved"):
+    policy = facts.settings.checkpointing
+    if policy in ("none", "every_layer", "attention_saved"):
         return []
-    if facts.checkpointing == "offloaded":
+    if policy == "offloaded":
         return ["axolotl's own code copies layer inputs to the host: the training is the same, its time may differ."]
     return [
-        f"axolotl checkpoints all layers or none: all here, where checkpointing={facts.checkpointing} was measured; "
-        "the training is the same, its memory and time are not."
+        f"axolotl checkpoints all layers or none: all here, where checkpointing={policy} was measured; the training "
+        "is the same, its memory and time are not."
     ]
 
 
@@ -138,17 +139,16 @@ def _model_notes(facts: Facts) -> list[str]:
 
 
 def _precision_notes(facts: Facts) -> list[str]:
-    formats = {"bf16": "bfloat16", "fp16": "float16"}
-    notes = []
-    if facts.weights == "float32" and facts.precision in formats:
+    notes, precision = [], facts.settings.precision
+    if facts.weights == "float32" and facts.autocast_dtype:
         notes.append(
-            f"{NOT_MEASURED}with {facts.precision}: true axolotl loads the weights in {formats[facts.precision]}, and "
+            f"{NOT_MEASURED}with {precision}: true axolotl loads the weights in {facts.autocast_dtype}, and "
             "float32 was measured; its losses, memory and time are not those measured."
         )
-    if facts.weights == "bfloat16" and facts.precision != "bf16":
+    if facts.weights == "bfloat16" and precision != "bf16":
         notes.append(
             f"{NOT_MEASURED}beside weights in bfloat16 axolotl computes under autocast, and precision="
-            f"{facts.precision} was measured; its losses differ by rounding, its memory and time are others too."
+            f"{precision} was measured; its losses differ by rounding, its memory and time are others too."
         )
     if facts.weights == "bfloat16" and facts.lora is None:
         notes.append("Without adapters axolotl converts norms, embeddings and head to float32: it needs more memory.")
@@ -158,20 +158,20 @@ def _precision_notes(facts: Facts) -> list[str]:
         notes.append(f"{NOT_MEASURED}its adapters have the type of the weights, and bfloat16 was measured.")
     if facts.lora and not facts.lora.adapter.qlora_float32_rest:
         notes.append(f"{NOT_MEASURED}axolotl converts norms, embeddings and head to float32, which were in bfloat16.")
-    if facts.precision == "tf32":
+    if precision == "tf32":
         notes.append("tf32: true needs a GPU of compute capability 8.0 (Ampere) or newer.")
     return notes
 
 
 def _optimizer_notes(facts: Facts) -> list[str]:
     notes = []
-    if facts.weight_decay and facts.lora is None:
+    if facts.settings.weight_decay and facts.lora is None:
         notes.append("axolotl does not apply weight decay to biases and norms; measured it was on every parameter.")
-    if facts.num_epochs is not None:
+    if facts.settings.num_epochs is not None:
         notes.append(epochs_note(facts, "num_epochs"))
-    if facts.warmup_steps and facts.decays:
+    if facts.settings.learning_rate_warmup_steps and facts.decays:
         notes.append("Its warm-up is one step later than measured.")
-    if facts.warmup_steps == 2 and facts.schedule == "constant":
+    if facts.settings.learning_rate_warmup_steps == 2 and facts.settings.learning_rate_schedule == "constant":
         notes.append("axolotl makes a warm-up of one step one of two: its learning rate is lower in the second step.")
     if facts.lora and facts.checkpointed:
         notes.append("Beside adapters it lets the embeddings' output require gradients, in slightly more memory.")
@@ -223,12 +223,12 @@ def _data_notes(facts: Facts) -> list[str]:
             "sample_packing fills sequences with whole documents that do not attend to one another, as measured, but "
             "with others together than measured, and puts the sequences of a micro-batch into one."
         )
-    if facts.sequences == "packed":
+    if facts.settings.sequences == "packed":
         notes.append(
             f"{NOT_MEASURED}sample_packing fills a sequence with whole documents that do not attend to one another, "
             "and one after another, cut every sequence_len tokens and attending to what is before, was measured."
         )
-    if facts.sequences == "grouped":
+    if facts.settings.sequences == "grouped":
         notes.append(
             "It pads to the longest sequence of a micro-batch, and does not sort the sequences of an optimizer step by "
             "length: there is more padding than measured."

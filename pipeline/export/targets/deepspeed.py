@@ -36,12 +36,12 @@ class DeepSpeed(Target):
             notes.append("deepspeed.json has no key for the layers to checkpoint: deepspeed_setup.py checkpoints them.")
         if facts.in_python:
             notes.append(f"deepspeed.json has no key for {', '.join(facts.in_python)}: deepspeed_setup.py has it.")
-        if facts.precision == "tf32":
+        if facts.settings.precision == "tf32":
             notes.append("deepspeed.json has no key for tf32: deepspeed_setup.py enables it.")
         if facts.autocast_dtype:
             notes.append("torch_autocast keeps float32 weights, as measured; DeepSpeed's bf16 and fp16 do not.")
-        if facts.scales_loss and facts.initial_loss_scale != DEFAULT_LOSS_SCALE:
-            measured = f"{facts.initial_loss_scale:g} was measured"
+        if facts.scales_loss and facts.settings.initial_loss_scale != DEFAULT_LOSS_SCALE:
+            measured = f"{facts.settings.initial_loss_scale:g} was measured"
             notes.append(f"Under torch_autocast the first loss scale is {DEFAULT_LOSS_SCALE:g}, and {measured}.")
         remedy = f"pass engine.backward the summed loss x {factors(facts)} / targets of the whole window"
         return notes + uneven_note(facts, remedy)
@@ -50,12 +50,17 @@ class DeepSpeed(Target):
 def _configuration(facts: Facts) -> dict[str, Any]:
     has_autocast = facts.autocast_dtype and "bf16" not in facts.arguments
     autocast = {"torch_autocast": {"enabled": True, "dtype": facts.autocast_dtype}} if has_autocast else {}
-    optimizer = {"lr": facts.learning_rate, "weight_decay": facts.weight_decay, "torch_adam": True, "fused": True}
+    optimizer = {
+        "lr": facts.learning_rate,
+        "weight_decay": facts.settings.weight_decay,
+        "torch_adam": True,
+        "fused": True,
+    }
     return {
         "train_batch_size": facts.effective_batch_size,
-        "train_micro_batch_size_per_gpu": facts.micro_batch_size,
+        "train_micro_batch_size_per_gpu": facts.settings.micro_batch_size,
         "gradient_accumulation_steps": facts.accumulation_steps,
-        "gradient_clipping": facts.max_grad_norm or 0.0,
+        "gradient_clipping": facts.settings.max_grad_norm or 0.0,
         "optimizer": {"type": "AdamW", "params": optimizer},
         **autocast,
         "zero_optimization": {"stage": 0},

@@ -22,7 +22,7 @@ class Lightning(Target):
         if facts.has_prepare:
             settings = ", ".join([*(["checkpointing"] if facts.checkpointed else []), *facts.in_python])
             notes.append(f"The Trainer has no argument for {settings}: call prepare_model(model) before fit().")
-        if facts.precision == "tf32":
+        if facts.settings.precision == "tf32":
             notes.append("The Trainer has no argument for tf32: importing this file enables it.")
         if facts.scales_loss:
             notes.append("fp16 is set by a plugin, since precision='16-mixed' becomes bf16 on a CPU.")
@@ -36,4 +36,4 @@ class Lightning(Target):
 
 def _fused(facts: Facts) -> bool:
     """Whether AdamW may be fused: MixedPrecision.clip_gradients refuses a fused optimizer."""
-    return facts.autocast_dtype is None or facts.max_grad_norm is None
+    return facts.autocast_dtype is None or facts.settings.max_grad_norm is None

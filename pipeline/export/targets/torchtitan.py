@@ -49,7 +49,7 @@ class Torchtitan(Target):
             module=module,
             shape=shape,
             sections=_sections(facts),
-            num_chunks=max(count for count in NUMS_CHUNKS if facts.sequence_length % count == 0),
+            num_chunks=max(count for count in NUMS_CHUNKS if facts.settings.sequence_length % count == 0),
             kinds=KINDS,
         )
         return {"torchtitan_config.py": text}
@@ -57,14 +57,14 @@ class Torchtitan(Target):
     def differences(self, facts: Facts) -> list[str]:
         """Return what the file cannot express, and what torchtitan does differently."""
         notes = []
-        if facts.precision not in ("fp32", "bf16"):
-            notes.append(f"{NOT_MEASURED}torchtitan has no precision={facts.precision}, and float32 is set.")
-        if facts.precision == "bf16" and facts.weights == "float32":
+        if facts.settings.precision not in ("fp32", "bf16"):
+            notes.append(f"{NOT_MEASURED}torchtitan has no precision={facts.settings.precision}, and float32 is set.")
+        if facts.settings.precision == "bf16" and facts.weights == "float32":
             notes.append("Its FSDP computes all in bfloat16, norms too, which autocast left in float32.")
-        if facts.checkpointing not in ("none", "every_layer"):
+        if facts.settings.checkpointing not in ("none", "every_layer"):
             notes.append(
-                f"torchtitan checkpoints all layers here, where checkpointing={facts.checkpointing} was measured: the "
-                "training is the same, its memory and time are not."
+                f"torchtitan checkpoints all layers here, where checkpointing={facts.settings.checkpointing} was "
+                "measured: the training is the same, its memory and time are not."
             )
         what = "tokenizer and weights" if facts.pretrained else "tokenizer"
         return [
@@ -87,14 +87,14 @@ def _sections(facts: Facts) -> dict[str, dict[str, Any]]:
     """Return torchtitan's settings by section."""
     sections: dict[str, dict[str, Any]] = {
         "training": {
-            "local_batch_size": facts.micro_batch_size,
+            "local_batch_size": facts.settings.micro_batch_size,
             "global_batch_size": facts.effective_batch_size,
-            "seq_len": facts.sequence_length,
-            "steps": facts.num_steps,
-            "max_norm": facts.max_grad_norm or LARGE_NORM,
+            "seq_len": facts.settings.sequence_length,
+            "steps": facts.settings.num_steps,
+            "max_norm": facts.settings.max_grad_norm or LARGE_NORM,
             "dtype": facts.weights,
             "mixed_precision_param": "bfloat16"
-            if facts.precision == "bf16" or facts.weights == "bfloat16"
+            if facts.settings.precision == "bf16" or facts.weights == "bfloat16"
             else "float32",
             "disable_cuda_graphs": True,
         },

@@ -36,7 +36,7 @@ class HuggingFace(Target):
         if facts.is_gpt2:
             notes.append(
                 "With the JSON alone Trainer counts one target too many in every sequence of GPT-2, and its loss is "
-                f"lower by 1 part in {facts.sequence_length}; make_trainer corrects that."
+                f"lower by 1 part in {facts.settings.sequence_length}; make_trainer corrects that."
             )
         if facts.packs_documents:
             notes.append(documents_note("The dataset needs"))
@@ -47,18 +47,18 @@ class HuggingFace(Target):
             )
         if facts.in_python:
             notes.append(f"The JSON alone is without {', '.join(facts.in_python)}; make_trainer has it.")
-        if facts.weight_decay:
+        if facts.settings.weight_decay:
             notes.append(
                 "With the JSON alone Trainer does not apply weight decay to biases and norms; make_trainer applies it "
                 "to every parameter, as measured."
             )
-        if facts.warmup_steps and facts.decays:
+        if facts.settings.learning_rate_warmup_steps and facts.decays:
             notes.append(
                 "With the JSON alone the warm-up is one step later than measured; make_trainer has the measured one."
             )
         if prepares_layers(facts):
             notes.append(
-                f"No argument expresses checkpointing={facts.checkpointing}: make_trainer applies it. With the JSON "
-                "alone nothing is checkpointed; the training is the same, in more memory and less time."
+                f"No argument expresses checkpointing={facts.settings.checkpointing}: make_trainer applies it. With "
+                "the JSON alone nothing is checkpointed; the training is the same, in more memory and less time."
             )
         return notes + trainer_notes(facts)

@@ -50,14 +50,14 @@ class Trl(Target):
         notes += processes_note(facts, f"torchrun --nproc_per_node={facts.world_size} trl_sft.py") + _data_notes(facts)
         notes.append(
             "SFTTrainer computes the loss in chunks of tokens, without all logits in memory (seen in TRL 1.16), and "
-            f"loss_kernel={facts.loss_kernel} was measured: the loss is the same, its memory and time are not."
+            f"loss_kernel={facts.settings.loss_kernel} was measured: the loss is the same, its memory and time are not."
         )
         if facts.packs_documents:
             notes.append(
                 "It packs the documents as measured, and padding_free=True lets SFTTrainer put a micro-batch into one "
                 "sequence: the losses are the same. Without flash attention the mask of that sequence grows with the "
-                f"square of its length, of up to {facts.micro_batch_size} x {facts.sequence_length} tokens: memory and "
-                "time are not those measured unless micro-batches have one sequence."
+                f"square of its length, of up to {facts.settings.micro_batch_size} x {facts.settings.sequence_length} "
+                "tokens: memory and time are not those measured unless micro-batches have one sequence."
             )
         if facts.is_padded:
             notes.append(
@@ -70,7 +70,7 @@ class Trl(Target):
                 "reentry does not need: the training is the same, in slightly more memory and time."
             )
         if prepares_layers(facts):
-            notes.append(f"No argument expresses checkpointing={facts.checkpointing}: make_model applies it.")
+            notes.append(f"No argument expresses checkpointing={facts.settings.checkpointing}: make_model applies it.")
         if facts.in_python:
             notes.append(f"No argument expresses {', '.join(facts.in_python)}: make_model applies it.")
         return notes + trainer_notes(facts)
@@ -92,7 +92,7 @@ def _reads_rows(facts: Facts) -> bool:
 
 def _packs_parts(facts: Facts) -> bool:
     """Whether SFTTrainer's packed sequences are others than the measured ones."""
-    return _reads_rows(facts) and facts.sequences == "packed" and (facts.num_documents or 0) > PACKED_TOGETHER
+    return _reads_rows(facts) and facts.settings.sequences == "packed" and (facts.num_documents or 0) > PACKED_TOGETHER
 
 
 def _marks_answers(facts: Facts) -> bool:
@@ -105,12 +105,12 @@ def _arguments(facts: Facts) -> dict[str, Any]:
         **trainer_arguments(facts),
         "logging_steps": 1,
         "train_sampling_strategy": "sequential",
-        "max_length": facts.sequence_length,
+        "max_length": facts.settings.sequence_length,
     }
     if facts.packs_documents:
         arguments |= {"padding_free": True, "max_length": None}
-    elif facts.sequences == "fixed_length":
-        arguments["pad_to_multiple_of"] = facts.sequence_length
+    elif facts.settings.sequences == "fixed_length":
+        arguments["pad_to_multiple_of"] = facts.settings.sequence_length
     elif _reads_rows(facts) and not facts.is_padded:
         arguments |= {"packing": True, "packing_strategy": "wrapped"}
     if _reads_rows(facts) and _marks_answers(facts):
