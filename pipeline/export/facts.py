@@ -25,8 +25,8 @@ from pipeline.training.loop import highest_learning_rate
 
 DEFAULT_LOSS_SCALE = 65536.0
 """The first scale of torch.amp.GradScaler, which some frameworks do not let one change."""
-IN_FACTS: tuple[type[Technique], ...] = (Accumulation, Checkpointing, Precision)
-"""Techniques that have fields of their own in Facts; others add what their export() returns."""
+IN_FACTS = (Accumulation, Checkpointing, Precision)
+"""Techniques that the files of every framework express; others add what their export() returns."""
 OF_ACCELERATE = ("accelerate", "training_arguments", "trl")
 """Targets whose FSDP puts other parameters into the optimizer than those with which it was made."""
 NOT_MEASURED = "This is not the training that was measured: "
@@ -221,7 +221,7 @@ def facts_of(experiment: Experiment) -> Facts:
     trainable = structure_of(experiment, prepared.vocabulary_size)
     names = layer_names(trainable)
     tokens, targets = (token_folder(prepared.digest) / f"train.{name}.npy" for name in ("tokens", "targets"))
-    others = _others(experiment, IN_FACTS)
+    others = _others(experiment)
     tokenizer, published = experiment.description.tokenizer, published_name(experiment)
     return Facts(
         settings=settings,
@@ -253,14 +253,9 @@ def facts_of(experiment: Experiment) -> Facts:
     )
 
 
-def facts_for(
-    facts: Facts, experiment: Experiment, target: str, known: tuple[type[Technique], ...], *, takes_code: bool
-) -> Facts:
-    """Return the facts with what techniques add for one target, whose own files express the techniques `known`.
-
-    `takes_code` is whether its files can hold Python; without, they cannot express what needs it.
-    """
-    exports = {technique: technique.export(target) for technique in _others(experiment, known)}
+def facts_for(facts: Facts, experiment: Experiment, target: str, *, takes_code: bool) -> Facts:
+    """Return the facts with what techniques add for one target, whose files may not be able to hold Python code."""
+    exports = {technique: technique.export(target) for technique in _others(experiment)}
     if experiment.settings.sharding == "fsdp" and target in OF_ACCELERATE:  # type: ignore[attr-defined]
         exports = {each: None if own and own.wraps_optimizer else own for each, own in exports.items()}
     if not takes_code:
@@ -281,8 +276,8 @@ def _absolute(name: str) -> str:
     return str(Path(name).absolute()) if Path(name).is_dir() else name
 
 
-def _others(experiment: Experiment, known: tuple[type[Technique], ...]) -> list[Technique]:
-    return [each for each in experiment.techniques if each.active and not isinstance(each, known)]
+def _others(experiment: Experiment) -> list[Technique]:
+    return [each for each in experiment.techniques if each.active and not isinstance(each, IN_FACTS)]
 
 
 def _settings_text(technique: Technique) -> str:

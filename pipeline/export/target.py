@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pipeline.base.technique import Technique
-from pipeline.export.facts import IN_FACTS, Facts
+from pipeline.export.facts import Facts
 from pipeline.export.literals import literal, yaml_literal
 
 
@@ -16,9 +15,6 @@ class Target(ABC):
 
     purpose: ClassVar[str]
     """How its files are used, in a sentence."""
-    techniques: ClassVar[tuple[type[Technique], ...]] = IN_FACTS
-    """Techniques that its files express; any other needs an export() for this target."""
-
     takes_code: ClassVar[bool] = True
     """Whether its files can hold Python code."""
 

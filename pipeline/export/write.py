@@ -27,6 +27,8 @@ class TargetFiles:
     """How they are used, in a sentence."""
     missing: tuple[str, ...] = ()
     """What they cannot express of the configuration, a sentence each."""
+    notes: tuple[str, ...] = ()
+    """What a user of them needs to know, a sentence each; what is missing comes first."""
 
 
 def export_files(experiment: Experiment) -> dict[str, str]:
@@ -53,14 +55,13 @@ def files_by_target(experiment: Experiment) -> tuple[TargetFiles, ...]:
             f"fitproof search -- trl {experiment.family} --config FILE"
         )
     shared, found = facts_of(experiment), []
-    sections: list[tuple[list[str], str, list[str]]] = []
     for name, kind in TARGETS.items():
-        target, facts = kind(), facts_for(shared, experiment, name, kind.techniques, takes_code=kind.takes_code)
+        target, facts = kind(), facts_for(shared, experiment, name, takes_code=kind.takes_code)
         texts = {file: _with_warnings(file, text, facts) for file, text in target.files(facts).items()}
         if texts:
-            found.append(TargetFiles(texts=texts, purpose=target.purpose, missing=facts.missing))
-            sections.append((list(texts), target.purpose, target.notes(facts)))
-    readme = {"README.md": render("README.md.jinja", shared, sections=sections)}
+            notes = tuple(target.notes(facts))
+            found.append(TargetFiles(texts=texts, purpose=target.purpose, missing=facts.missing, notes=notes))
+    readme = {"README.md": render("README.md.jinja", shared, targets=found)}
     return (TargetFiles(texts=readme, purpose="How each file is used, and what it cannot express."), *found)
 
 
