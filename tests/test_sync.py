@@ -49,7 +49,7 @@ def leave(output: Path, name: str, uri: str, experiment_id: str, owner: Mapping[
         key=name,
         owner=owner,
     )
-    run = UnsentRun.create(folder, manifest)
+    run = UnsentRun(folder, manifest)
     (folder / "result.json").write_text("{}")
     lines = [
         {"step": step, "time": start + step, "values": {"loss": 1 / (step + 1), "seconds": 0.1}} for step in range(400)

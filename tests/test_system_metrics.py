@@ -22,7 +22,7 @@ def test_mlflow_measures_the_machine_of_a_job_where_its_switch_is_on(
         monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", switch)
         client = MlflowClient()
         with open_job("main", "gpt2-nano", tmp_path / "runs") as job:
-            run_id = str(job.run_id)
+            run_id = str(job.manifest.run_id)
             if switch == "true":
                 wait_for(lambda: PROCESSORS in client.get_run(run_id).data.metrics, "its metrics")  # noqa: B023
         found[switch] = client.get_run(run_id)

@@ -18,7 +18,8 @@ def publish(findings: Findings, job: Job, console: Console, *, said: Sequence[st
 
     Notes that have been `said` before the job began are not printed again.
     """
-    source = Source(folder=job.folder, uri=job.tracking_uri, experiment_id=job.experiment_id, run_id=str(job.run_id))
+    uri, experiment_id, run_id = job.manifest.uri, job.manifest.experiment_id, str(job.manifest.run_id)
+    source = Source(folder=job.folder, uri=uri, experiment_id=experiment_id, run_id=run_id)
     job.file(FILE, to_json(findings, source))  # first, so that the findings are kept if the report fails
     if so_far := progress_of(findings):
         job.tags({"interrupted": so_far})
@@ -59,5 +60,6 @@ def show(report: Report, console: Console, said: Sequence[str] = ()) -> None:
 def _show_page(job: Job, console: Console) -> None:
     """Print where the page is, as a link where the terminal shows links, and the job's run in MLflow."""
     page = job.folder / PAGE
-    line = Text.assemble("results: ", (str(page), f"link {page.absolute().as_uri()}"), f" and MLflow run {job.run_id}")
+    link = (str(page), f"link {page.absolute().as_uri()}")
+    line = Text.assemble("results: ", link, f" and MLflow run {job.manifest.run_id}")
     console.print(line, highlight=False, soft_wrap=True)

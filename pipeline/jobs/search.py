@@ -79,7 +79,7 @@ def _measure(
     with open_job("search", subject, problem.output, environment(problem.base.device)) as job, study.storage_errors():
         job.params({**problem.shared_params, **problem.settings.model_dump(mode="json")})
         job.tags({"device": str(problem.base.device), "study": study.name})
-        study.announce(session_of(problem, study.name, job.run_id, job.tracking_uri))
+        study.announce(session_of(problem, study.name, job.manifest.run_id, job.manifest.uri))
         page = LivePage(job.folder, console)
 
         def write_page() -> None:

@@ -64,7 +64,7 @@ def worker(settings: WorkerSettings, console: Console) -> int:
     )
     from pipeline.tracking.job import join_job
 
-    joined = join_job("search", session.run_id, session.tracking_uri, settings.output)
+    joined = join_job(session.run_id, session.tracking_uri, settings.output)
     with joined as (folder, children), study.storage_errors():
         proposer = make_proposer(problem, study, sampler)
         lines = TrialLines(console, partial(children.lost, study.key))

@@ -47,43 +47,35 @@ ENVIRONMENT_TAGS = ("device_name", "git_commit", "torch", "transformers", "cuda"
 """Facts about the environment that are tags of each run."""
 
 
-class TrackedRun:
-    """One MLflow run and its folder; what is logged is on disk before it is sent."""
+class TrackedRun(UnsentRun):
+    """A run of this process; what is logged is on disk before it is sent in the background."""
 
-    def __init__(self, unsent: UnsentRun, sender: Sender) -> None:
-        self._unsent, self._sender = unsent, sender
-        sender.add(unsent)
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the run's files."""
-        return self._unsent.folder
-
-    @property
-    def run_id(self) -> str | None:
-        """MLflow's id; None until MLflow has created the run."""
-        return self._unsent.manifest.run_id
+    def __init__(self, folder: Path, manifest: Manifest, sender: Sender) -> None:
+        super().__init__(folder, manifest)
+        self._sender = sender
+        self.update()
+        sender.add(self)
 
     def params(self, params: Mapping[str, Any]) -> None:
         """Log settings, those of techniques that are in use; None is logged as on the command line, as `none`."""
         values = {name: "none" if value is None else str(value) for name, value in in_use(params).items()}
-        self._update(params={**self._unsent.manifest.params, **values})
+        self._log(params={**self.manifest.params, **values})
 
     def tags(self, tags: Mapping[str, str]) -> None:
         """Set tags, shortened to the length that every store accepts."""
         values = {name: text[:TAG_CHARACTERS] for name, text in tags.items()}
-        self._update(tags={**self._unsent.manifest.tags, **values})
+        self._log(tags={**self.manifest.tags, **values})
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Log summary metrics, by their names in files."""
         line = {"values": dict(values), "time": milliseconds_now()}
-        self._update(metrics=(*self._unsent.manifest.metrics, line))
+        self._log(metrics=(*self.manifest.metrics, line))
 
     def dataset(self, name: str, digest: str, source: str, num_sequences: int) -> None:
         """Log the corpus as the run's training data."""
         about = {"name": name, "digest": digest}
         profile, where = json.dumps({"sequences": num_sequences}), json.dumps({"source": source})
-        self._update(dataset={**about, "source": where, "profile": profile})
+        self._log(dataset={**about, "source": where, "profile": profile})
 
     def file(self, name: str, content: str | bytes, artifact_path: str | None = None) -> None:
         """Write a file into the run's folder and log it as an artifact.
@@ -97,44 +89,30 @@ class TrackedRun:
 
     def existing_files(self, *files: tuple[str, str | None]) -> None:
         """Log files of the run's folder as artifacts: (name, folder among the artifacts)."""
-        self._update(artifacts=(*self._unsent.manifest.artifacts, *files))
+        self._log(artifacts=(*self.manifest.artifacts, *files))
 
     def end(self, status: str) -> None:
         """End the run."""
-        self._update(status=status, end_time=milliseconds_now())
+        self._log(status=status, end_time=milliseconds_now())
 
-    def send(self) -> None:
-        """Send in the background what has been logged since the last call."""
-        self._sender.send(self._unsent)
-
-    def _update(self, **changes: Any) -> None:
-        self._unsent.update(**changes)
-        self.send()
+    def _log(self, **changes: Any) -> None:
+        self.update(**changes)
+        self._sender.send(self)
 
 
 class Job(TrackedRun):
     """The parent run of a job."""
 
-    def __init__(self, unsent: UnsentRun, sender: Sender, entry: str) -> None:
-        super().__init__(unsent, sender)
-        self.children = ChildRuns(unsent.manifest, sender, entry)
+    def __init__(self, folder: Path, manifest: Manifest, sender: Sender, entry: str) -> None:
+        super().__init__(folder, manifest, sender)
+        self.children = ChildRuns(manifest, sender, entry)
         self.succeeded = True
         """Whether the run ends FINISHED; a job that completed nothing sets it to False."""
-
-    @property
-    def tracking_uri(self) -> str:
-        """The address of the tracking store, without a password."""
-        return self._unsent.manifest.uri
-
-    @property
-    def experiment_id(self) -> str:
-        """MLflow's id of the experiment."""
-        return self._unsent.manifest.experiment_id
 
     def describe(self, question: str, answer: str, report: str) -> None:
         """Log question and answer as tags, and the report as the run's description in Markdown."""
         self.tags({"question": question, "answer": answer})
-        self._update(tags={**self._unsent.manifest.tags, DESCRIPTION: report})
+        self._log(tags={**self.manifest.tags, DESCRIPTION: report})
 
 
 @dataclass(frozen=True)
@@ -188,7 +166,7 @@ class _ChildRun(Observer):
             run_id=None,
             tags=tags,
         )
-        self._child = TrackedRun(UnsentRun.create(run.folder, manifest), self._siblings.sender)
+        self._child = TrackedRun(run.folder, manifest, self._siblings.sender)
         self._sent_at = time.monotonic()
         self._child.params(runnable.params())
         if isinstance(runnable, Experiment):
@@ -200,7 +178,7 @@ class _ChildRun(Observer):
         """Send the optimizer steps of the last seconds."""
         if self._child is not None and time.monotonic() - self._sent_at > SECONDS_BETWEEN_BATCHES:
             self._sent_at = time.monotonic()
-            self._child.send()
+            self._siblings.sender.send(self._child)
 
     def finished(self, result: Result, summary: Summary) -> None:
         """End the child run with its outcome, summary metrics and files."""
@@ -242,8 +220,8 @@ def end_lost(client: MlflowClient, experiment_id: str, study_key: str, trial: in
 
 
 @contextmanager
-def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator[tuple[Path, ChildRuns]]:
-    """Join the job of the MLflow run `run_id`, which another process has opened in the store `uri`.
+def join_job(run_id: str | None, uri: str, output: Path) -> Iterator[tuple[Path, ChildRuns]]:
+    """Join the search of the MLflow run `run_id`, which another process has opened in the store `uri`.
 
     The folder of the runs that this process adds to it is yielded, with what makes their child runs.
 
@@ -264,7 +242,7 @@ def join_job(entry: str, run_id: str | None, uri: str, output: Path) -> Iterator
     sender = Sender(client)
     parent = _manifest_of(run, client)
     try:
-        yield folder, ChildRuns(parent, sender, entry)
+        yield folder, ChildRuns(parent, sender, "search")
     finally:
         sender.close()
 
@@ -289,7 +267,7 @@ def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | 
     manifest = _manifest_of(run, client)
     sender.do(lambda: send_abandoned(output, manifest.uri, client))
     try:
-        job = Job(UnsentRun.create(folder, manifest), sender, entry)
+        job = Job(folder, manifest, sender, entry)
     except BaseException:  # a full disk, or Ctrl-C: no file would tell `sync` about the run
         client.set_terminated(run.info.run_id, "FAILED")
         raise

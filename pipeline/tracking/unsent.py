@@ -71,17 +71,6 @@ class UnsentRun:
         """Byte of steps.jsonl up to which the steps have arrived."""
 
     @classmethod
-    def create(cls, folder: Path, manifest: Manifest) -> Self:
-        """Write the manifest of a new run.
-
-        Raises:
-            InvalidInputError: the folder cannot be written.
-
-        """
-        write_result_file(folder / NAME, _to_json(manifest))
-        return cls(folder, manifest)
-
-    @classmethod
     def read(cls, path: Path) -> Self:
         """Read the manifest that a process has left.
 
@@ -99,7 +88,7 @@ class UnsentRun:
             raise ValueError(str(error)) from error
 
     def update(self, **changes: Any) -> None:
-        """Replace fields of the manifest, on disk too.
+        """Replace fields of the manifest, and write it.
 
         Raises:
             InvalidInputError: the folder cannot be written.
@@ -107,7 +96,7 @@ class UnsentRun:
         """
         with self._lock:
             self.manifest = replace(self.manifest, **changes)
-            write_result_file(self.folder / NAME, _to_json(self.manifest))
+            write_result_file(self.folder / NAME, json.dumps(asdict(self.manifest), indent=1))
 
     def send(self, client: MlflowClient) -> Exception | None:
         """Send what has not been sent, and return the first error; the other parts are sent nevertheless.
@@ -206,7 +195,3 @@ class UnsentRun:
 def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     rest = list(items)
     return (rest[start : start + size] for start in range(0, len(rest), size))
-
-
-def _to_json(manifest: Manifest) -> str:
-    return json.dumps(asdict(manifest), indent=1)
