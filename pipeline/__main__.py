@@ -3,11 +3,10 @@
 import gc
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NoReturn
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.entry_points import entry_points
+from pipeline.config.entry_points import entry_points, value_of
 from pipeline.prediction.card_processes import start_importing
 from pipeline.runtime.fork_server import stop_server
 from pipeline.runtime.signals import end_process, exit_on_signal, ignore_signals
@@ -18,10 +17,7 @@ OBJECTS_PER_COLLECTION = 100_000
 
 def gpu_of(words: Sequence[str]) -> str:
     """Return what `--gpu` names, before the words are parsed; auto without it, and of a command that is searched."""
-    if "--" in words:
-        return "auto"
-    options = ((word.partition("="), after) for word, after in pairwise((*words, "auto")))
-    return ["auto", *(value or after for (name, _, value), after in options if name == "--gpu")][-1]
+    return "auto" if "--" in words else value_of("gpu", words) or "auto"
 
 
 def run() -> NoReturn:

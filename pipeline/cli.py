@@ -32,6 +32,7 @@ from pipeline.config.entry_points import (
     entry_points,
     find_file,
     questions,
+    value_of,
     yaml_file,
 )
 from pipeline.runtime.signals import INTERRUPTED, interrupt_on_signal
@@ -83,19 +84,9 @@ def _check_files(entry: str, words: list[str]) -> None:
     own = _before_command(words)
     if _asks_for_help(own):
         return
-    parser = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
-    )
-    for name in EXISTING:
-        parser.add_argument(f"--{name}")
-    try:
-        given = vars(parser.parse_known_args(own)[0])
-    except argparse.ArgumentError:  # a value is missing: parse() says so
-        return
-    if entry == "export":
-        given.setdefault("config", str(BEST_FILE))
     for name, kind in EXISTING.items():
-        value = given.get(name, "none")
+        unless_given = str(BEST_FILE) if (entry, name) == ("export", "config") else "none"
+        value = value_of(name, own) or unless_given
         if value != "none" and not _exists(Path(value)):
             raise InvalidInputError(
                 f"{value} must be a readable {kind} ({os.strerror(errno.ENOENT)}); check the path in {name}"

@@ -1,6 +1,7 @@
 """The names and questions of the entry points, available without importing their code."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 OWN_FOLDER = Path("experiments")
@@ -82,6 +83,16 @@ def entry_points() -> list[str]:
     """Return the names of all entry points: SINGLE, and each YAML file of either folder."""
     files = [file.stem for folder in (OWN_FOLDER, FOLDER) for file in folder.glob("*.yaml")]
     return [*SINGLE, *sorted(set(files) - {*SINGLE, *TOOLS})]
+
+
+def value_of(setting: str, words: Sequence[str]) -> str:
+    """Return the value of a setting among words that are not parsed yet, the last one; empty if it has none."""
+    found = ""
+    for word, after in pairwise((*words, "")):
+        name, _, value = word.partition("=")
+        if name == f"--{setting}":
+            found = value or ("" if after.startswith("--") else after)
+    return found
 
 
 def find_file(path: Path) -> Path:
