@@ -12,8 +12,15 @@ from pipeline.config.experiment import Experiment
 from pipeline.data._support import packing
 from pipeline.data._support.tokenizing import token_folder
 from pipeline.export.literals import literal
-from pipeline.export.lora import Lora, lora_of
-from pipeline.export.model import configuration_changes, configuration_of, layer_names, published_name, structure_of
+from pipeline.export.model import (
+    Lora,
+    configuration_changes,
+    configuration_of,
+    layer_names,
+    lora_of,
+    published_name,
+    structure_of,
+)
 from pipeline.export.source import Source, data_source
 from pipeline.memory import attention_saved
 from pipeline.models._support.task_models import TaskModel

@@ -14,6 +14,7 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run as MlflowRun
+from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
 from mlflow.tracking.context.registry import resolve_tags
 
 from pipeline.base.errors import InvalidInputError, first_line
@@ -31,7 +32,6 @@ from pipeline.tracking.run_of_job import take_run_of_job
 from pipeline.tracking.sender import Sender
 from pipeline.tracking.store import STATUS, connect, portable_uri, unreachable
 from pipeline.tracking.sync import send_abandoned
-from pipeline.tracking.system_metrics import system_metrics
 from pipeline.tracking.unsent import Manifest, UnsentRun
 from pipeline.training.metrics import PREDICTION, Summary
 
@@ -275,7 +275,7 @@ def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | 
     try:
         if about is not None:
             job.file("environment.json", json.dumps(dict(about), indent=1))
-        with system_metrics(run.info.run_id):
+        with _system_metrics(run.info.run_id):
             yield job
         status = "FINISHED" if job.succeeded else "FAILED"
     except KeyboardInterrupt:
@@ -287,6 +287,25 @@ def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | 
             job.end(status)
         finally:
             sender.close()
+
+
+@contextmanager
+def _system_metrics(run_id: str) -> Iterator[None]:
+    """Let MLflow log processors, memory, GPUs and network to a run, if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING is true.
+
+    MLflow does so by itself only for runs that mlflow.start_run() has started.
+    """
+    if not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
+        yield
+        return
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    monitor = SystemMetricsMonitor(run_id)
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.finish()
 
 
 def _manifest_of(run: MlflowRun, client: MlflowClient) -> Manifest:

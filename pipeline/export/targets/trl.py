@@ -1,10 +1,12 @@
 """TRL: a script with SFTConfig and SFTTrainer, and peft's LoraConfig where the run has adapters."""
 
+import inspect
 from typing import Any, ClassVar
 
+from pipeline.base.errors import first_line
 from pipeline.base.technique import Exported
+from pipeline.data._support import chat_template, conversations
 from pipeline.data._support.tokenizing import HELD_OUT_EVERY
-from pipeline.export.conversations import finding_of_answers, reading_of_messages
 from pipeline.export.facts import NOT_MEASURED, Facts
 from pipeline.export.target import Target, processes_note, render
 from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
@@ -12,6 +14,18 @@ from pipeline.techniques.adapter import exported_quantizing
 
 PACKED_TOGETHER = 1000
 """Documents of which TRL makes packed sequences without a shorter one: a batch of datasets' map()."""
+IMPORTS = """import datetime
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+Message = Mapping[str, Any]
+"""
+CONSTANTS = ("ANSWERS", "MARKED_ANSWERS", "TODAY", "DAY", "REASONING", "SURROGATE", "PLACEHOLDER")
+"""What ChatTemplate needs in a file of its own: imports, and constants of chat_template.py."""
 
 
 class Trl(Target):
@@ -31,8 +45,8 @@ class Trl(Target):
             prepares_layers=prepares_layers(facts),
             reads_rows=_reads_rows(facts),
             is_json=facts.source is not None and facts.source.file_format == "json",
-            finding=finding_of_answers() if _reads_rows(facts) and not _marks_answers(facts) else "",
-            messages_of=reading_of_messages(),
+            finding=_finding_of_answers() if _reads_rows(facts) and not _marks_answers(facts) else "",
+            messages_of=_reading_of_messages(),
             held_out_every=HELD_OUT_EVERY,
             quantizing=_quantizing(facts),
             loads_quantized=facts.lora is not None and facts.lora.is_quantized and facts.pretrained,
@@ -74,6 +88,20 @@ class Trl(Target):
         if facts.in_python:
             notes.append(f"No argument expresses {', '.join(facts.in_python)}: make_model applies it.")
         return notes + trainer_notes(facts)
+
+
+def _finding_of_answers() -> str:
+    """Return ChatTemplate as source for the top level of a file; it needs nothing of this package."""
+    constants = "\n".join(f"{name} = {getattr(chat_template, name)!r}" for name in CONSTANTS)
+    functions = (chat_template._function, chat_template._with_object)
+    parts = (first_line, chat_template.UnreadableRowError, *functions, chat_template.ChatTemplate)
+    return "\n\n\n".join([IMPORTS + constants, *(inspect.getsource(part).strip() for part in parts)])
+
+
+def _reading_of_messages() -> str:
+    """Return the function that reads the messages of a row as source, without types, which need imports."""
+    source = inspect.getsource(conversations.messages_of).strip()
+    return source.replace("(row: Mapping[str, Any]) -> list[dict[str, Any]]:", "(row):")
 
 
 def _quantizing(facts: Facts) -> Exported:
