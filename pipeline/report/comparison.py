@@ -8,11 +8,11 @@ from pipeline.base.results import Outcome
 from pipeline.data._support.truncation import LengthBin, Truncation
 from pipeline.report.answers import answer, commands, headlines, outcome_of, readable, short_answer
 from pipeline.report.changes import INTERVAL, change_in_table, interval_text
+from pipeline.report.course import phases_plot
 from pipeline.report.lengths import lengths_section
 from pipeline.report.losses import losses_panel, seconds_panel
 from pipeline.report.other_trainings import other_trainings
 from pipeline.report.page import Report, Section
-from pipeline.report.phases import phases_plot
 from pipeline.report.plot import Plot
 from pipeline.report.sections import LADDER, make_sections
 from pipeline.report.table import Form, Table, file_alone

@@ -1,7 +1,7 @@
-"""The memory during one optimizer step as stacked categories, and the largest tensors at each moment."""
+"""The memory of one run: over an optimizer step by category, with the largest tensors, and at the end of each phase."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -9,9 +9,19 @@ import altair as alt
 from pipeline.base.units import MIB
 from pipeline.memory.breakdown import LiveTensor, StepMemory
 from pipeline.memory.timeline import CATEGORIES
-from pipeline.report.phases import PHASE_COLOURS
-from pipeline.report.plot import ABOUT, WARNING, Panel, Plot, colour, data, layered, mib_text, short
+from pipeline.report.plot import ABOUT, WARNING, Bar, Panel, Plot, bars, colour, data, layered, mib_text, short
+from pipeline.training.metrics import Row
 
+PHASE_COLOURS = {
+    "load": "#DDDDDD",
+    "data": "#BBBBBB",
+    "forward": colour(4),
+    "backward": colour(1),
+    "optimizer": colour(3),
+    "evaluation": colour(5),
+    "generation": colour(6),
+    "saving": "#888888",
+}
 NARROW_SHARE = 0.08
 """Share of the step below which a phase has no room for its name, which is in the legend alone then."""
 PHASE_OPACITY = 0.18
@@ -25,51 +35,37 @@ def category_scale(names: Collection[str]) -> alt.Scale:
     return alt.Scale(domain=[CATEGORIES[number] for number in shown], range=[colour(number) for number in shown])
 
 
-SECOND_STEP = "memory during the second optimizer step, by category"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """What the horizontal axis counts."""
-
-    title: str
-    unit: str
-    """In which a moment is named; empty where events are counted."""
-    per_second: float
-
-
-RECORDED = Axis(title="ms, with the recorder's overhead", unit=" ms", per_second=1000)
-MILLISECONDS = Axis(title="ms of the optimizer step", unit=" ms", per_second=1000)
-EVENTS = Axis(title="allocations and releases", unit="", per_second=1)
-
-
-def course_plot(course: StepMemory, title: str = SECOND_STEP, axis: Axis = MILLISECONDS) -> Plot:
-    """Return memory over time by category, the phases shaded, the peak marked, and a moment to move."""
-    moments = _moments(course, axis)
+def course_plot(course: StepMemory, title: str, over: str, *, is_timed: bool = True) -> Plot:
+    """Return memory by category `over` time or events, the phases shaded, the peak marked, and a moment to move."""
+    unit = " ms" if is_timed else ""
+    if is_timed:
+        phases = tuple((phase, 1000 * begin) for phase, begin in course.phases)
+        course = replace(course, seconds=tuple(1000 * seconds for seconds in course.seconds), phases=phases)
+    moments = _moments(course, unit)
     highest = max(moments, key=lambda moment: moment["total"])
-    panel = Panel(title=title, chart=_chart(course, moments, highest, axis), height=380, details=highest["details"])
+    panel = Panel(title=title, chart=_chart(course, moments, highest, over), height=380, details=highest["details"])
     return panel.alone("memory", is_wide=True)
 
 
-def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str, Any], axis: Axis) -> alt.LayerChart:
-    last = axis.per_second * course.seconds[-1]
-    ends = [*(axis.per_second * begin for _, begin in course.phases[1:]), last]
+def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str, Any], over: str) -> alt.LayerChart:
+    last = course.seconds[-1]
+    ends = [*(begin for _, begin in course.phases[1:]), last]
     phases: list[dict[str, Any]] = [
         {
-            "start": axis.per_second * begin,
+            "start": begin,
             "end": end,
-            "middle": (axis.per_second * begin + end) / 2,
+            "middle": (begin + end) / 2,
             "phase": phase,
-            "name": phase if end - axis.per_second * begin > NARROW_SHARE * last else "",
+            "name": phase if end - begin > NARROW_SHARE * last else "",
         }
         for (phase, begin), end in zip(course.phases, ends, strict=True)
     ]
-    x = alt.X("ms:Q", title=axis.title, scale=alt.Scale(domain=[0, last], nice=False))
+    x = alt.X("ms:Q", title=over, scale=alt.Scale(domain=[0, last], nice=False))
     top = alt.Scale(domain=[0, 1.12 * highest["total"]], nice=False)
     slider = alt.binding_range(min=0, max=len(moments) - 1, step=1, name="moment")
     moment = alt.param(name="moment", value=highest["moment"], bind=slider)
     behind = alt.Chart(data(phases))
-    over = alt.Chart()
+    above = alt.Chart()
     peak = alt.Chart(data([highest])).encode(x="ms:Q", y="total:Q", **ABOUT)
     names = [name for name in CATEGORIES if any(course.category_bytes.get(name, ()))]
     by_category: dict[str, Any] = {
@@ -82,7 +78,7 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
         chart.transform_fold([*names], as_=["category", "MiB"])
         .transform_calculate(order=f"indexof({names}, datum.category)")
         .encode(**by_category)
-        for chart in (over, alt.Chart(data([highest])))
+        for chart in (above, alt.Chart(data([highest])))
     )
     shown = list(dict.fromkeys(phase["phase"] for phase in phases))
     shades = alt.Scale(domain=shown, range=[PHASE_COLOURS[phase] for phase in shown])
@@ -93,11 +89,11 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
         behind.mark_rect(fillOpacity=PHASE_OPACITY).encode(x="start:Q", x2="end:Q", fill=shade),
         areas.mark_area(interpolate="step-after", opacity=1, fillOpacity=0.85),
         behind.mark_text(baseline="top", dy=2).encode(x="middle:Q", y=alt.value(0), text="name:N"),
-        over.transform_filter(f"datum.moment == {moment.name}")
+        above.transform_filter(f"datum.moment == {moment.name}")
         .mark_rule(strokeWidth=1.5, strokeDash=[4, 3], opacity=0.8)
         .encode(x="ms:Q"),
         column.mark_bar(width=PEAK_PIXELS).properties(name="peak"),
-        over.mark_rect(fillOpacity=0).encode(x="ms:Q", x2="end:Q", **ABOUT).properties(name="moments"),
+        above.mark_rect(fillOpacity=0).encode(x="ms:Q", x2="end:Q", **ABOUT).properties(name="moments"),
         peak.mark_point(shape="triangle-down", filled=True, size=90, color=WARNING, yOffset=-6, opacity=1),
         peak.mark_text(color=WARNING, dx=10 if is_left else -10, dy=-12, align="left" if is_left else "right").encode(
             text=alt.value(f"peak {mib_text(highest['total'])}")
@@ -106,7 +102,7 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
     ).add_params(moment)
 
 
-def _moments(course: StepMemory, axis: Axis) -> list[dict[str, Any]]:
+def _moments(course: StepMemory, unit: str) -> list[dict[str, Any]]:
     """Return the memory at each moment in MiB by category, and the details of it."""
     found = []
     events = [moment.event for moment in course.moments]
@@ -118,16 +114,16 @@ def _moments(course: StepMemory, axis: Axis) -> list[dict[str, Any]]:
             for name in CATEGORIES
             if name in course.category_bytes
         }
-        total, at = sum(parts.values()), axis.per_second * course.seconds[moment.event]
+        total, at = sum(parts.values()), course.seconds[moment.event]
         sizes = ", ".join(f"{name} {mib_text(size)}" for name, size in parts.items() if size)
-        phase = next(name for name, begin in reversed(course.phases) if axis.per_second * begin <= at)
-        where = f"{mib_text(total)} at {short(at)}{axis.unit}, in {phase}"
+        phase = next(name for name, begin in reversed(course.phases) if begin <= at)
+        where = f"{mib_text(total)} at {short(at)}{unit}, in {phase}"
         lines = [_described(course.tensors[place]) for place in moment.largest]
         found.append(
             {
                 "moment": number,
                 "ms": round(at, 3),
-                "end": round(axis.per_second * course.seconds[following], 3),
+                "end": round(course.seconds[following], 3),
                 "total": total,
             }
             | {"about": f"{where}\n{sizes}", "details": "\n".join([f"{where}; the largest tensors alive:", *lines])}
@@ -141,3 +137,22 @@ def _described(tensor: LiveTensor) -> str:
     where = tensor.module or "the whole model"
     kind = f"{shape} {tensor.dtype}, " if tensor.shape else ""
     return f"{mib_text(tensor.num_bytes / MIB)}, {where}: {tensor.operator}, {kind}{tensor.category}"
+
+
+def phases_plot(row: Row, *, is_wide: bool = False) -> tuple[Plot, ...]:
+    """Return a bar for each phase of the first two optimizer steps, and a line at the peak; none if not measured."""
+    phases = {
+        name.removeprefix("allocated_after_").removesuffix("_mib").replace("_", " "): value
+        for name, value in row.metrics.items()
+        if name.startswith("allocated_after_")
+    }
+    if not phases:
+        return ()
+    values = [
+        Bar(name=f"after {phase}", value=mib, shade=PHASE_COLOURS.get(phase.split()[0], colour(7)))
+        for phase, mib in phases.items()
+    ]
+    peak_mib = row.metrics.get("peak_allocated_mib")
+    title = "memory at the end of each phase of the first two optimizer steps, and the peak"
+    panel = bars(title, values, "MiB", marks={} if peak_mib is None else {"peak": peak_mib})
+    return (panel.alone("phases", is_wide=is_wide),)

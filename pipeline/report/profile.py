@@ -12,9 +12,8 @@ from pipeline.memory.breakdown import StepMemory
 from pipeline.report.breakdown import categories_of, shares_table, tensors_table
 from pipeline.report.command import command_of
 from pipeline.report.comparison import notes, overview_table
-from pipeline.report.course import MILLISECONDS, RECORDED, SECOND_STEP, course_plot
+from pipeline.report.course import PHASE_COLOURS, course_plot, phases_plot
 from pipeline.report.page import Advice, Headline, Report, Section
-from pipeline.report.phases import PHASE_COLOURS, phases_plot
 from pipeline.report.plot import Bar, Plot, bars, mib_text, short
 from pipeline.report.table import Table
 from pipeline.report.treemap import treemap_plot, without_numbers
@@ -161,9 +160,9 @@ def _course_plot(course: StepMemory, findings: ProfilingFindings) -> Plot:
 
     The profiler has the shares of the phases, and the run the time of the step.
     """
-    time = findings.time
+    time, title = findings.time, "memory during the second optimizer step, by category"
     if time is None or not {phase for phase, _ in course.phases} <= {*time.phase_seconds}:
-        return course_plot(course, SECOND_STEP, RECORDED)
+        return course_plot(course, title, "ms, with the recorder's overhead")
     slower = findings.row.metrics.get("seconds_per_step", time.seconds_per_step) / time.seconds_per_step
     begins = [*(begin for _, begin in course.phases), course.seconds[-1]]
     recorded = dict.fromkeys(time.phase_seconds, 0.0)
@@ -176,7 +175,7 @@ def _course_plot(course: StepMemory, findings: ProfilingFindings) -> Plot:
     measured = [0.0, *accumulate(lengths)]
     phases = tuple((phase, begin) for (phase, _), begin in zip(course.phases, measured, strict=False))
     seconds = tuple(np.interp(course.seconds, begins, measured).tolist())
-    return course_plot(replace(course, phases=phases, seconds=seconds), SECOND_STEP, MILLISECONDS)
+    return course_plot(replace(course, phases=phases, seconds=seconds), title, "ms of the optimizer step")
 
 
 def _memory_tables(memory: MemoryProfile) -> tuple[Table, ...]:

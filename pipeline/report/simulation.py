@@ -19,7 +19,7 @@ from pipeline.prediction.commands.simulation import (
 )
 from pipeline.report.breakdown import categories_of, shares_table
 from pipeline.report.command import command_line
-from pipeline.report.course import EVENTS, course_plot
+from pipeline.report.course import course_plot
 from pipeline.report.page import Headline, Report, Section
 from pipeline.report.plot import Plot
 from pipeline.report.simulation_advice import suggestions
@@ -262,8 +262,9 @@ def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, 
         "context, and what libraries take": largest.device_bytes - largest.peak_reserved_bytes,
     }
     lines = shares_table("line", "memory at the peak, by source line", largest.peak.module_bytes)
+    title = "memory from the first allocation to the end, by purpose"
     plots = (
-        course_plot(largest.course, "memory from the first allocation to the end, by purpose", EVENTS),
+        course_plot(largest.course, title, "allocations and releases", is_timed=False),
         treemap_plot(largest.lines, "memory at the peak, by source line and purpose"),
     )
     return plots, (
