@@ -8,10 +8,10 @@ import altair as alt
 from pipeline.base.units import MIB
 from pipeline.config.given import written
 from pipeline.config.space import key_of
+from pipeline.report.changes import Rung, waterfall
 from pipeline.report.configurations import MEASURED, PREDICTED, Configuration
 from pipeline.report.curves import curves
 from pipeline.report.plot import ABOUT, Panel, Plot, colour, data, layered, names_axis, names_height
-from pipeline.report.waterfall import Rung, waterfall
 from pipeline.searching.results import SearchFindings, Verification
 from pipeline.searching.trials import heading
 

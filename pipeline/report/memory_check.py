@@ -11,12 +11,10 @@ from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.memory_check import CheckVerdict, LineChange, MemoryCheck, Requirement
 from pipeline.prediction.commands.simulation import ProcessMemory, Verdict
 from pipeline.report.page import Report, Section
+from pipeline.report.simulation import NUM_LINES, largest_table
 from pipeline.report.simulation import answer as answer_of_simulation
-from pipeline.report.simulation import largest_table
 from pipeline.report.table import Table
 
-NUM_LINES = 10
-"""Source lines of which the change is shown, those that changed most."""
 NUM_LARGEST = 5
 """Largest allocations that are shown."""
 SMALLEST_SHARE = 0.01

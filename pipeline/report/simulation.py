@@ -20,9 +20,8 @@ from pipeline.prediction.commands.simulation import (
 from pipeline.report.breakdown import categories_of, shares_table
 from pipeline.report.command import command_line
 from pipeline.report.course import course_plot
-from pipeline.report.page import Headline, Report, Section
+from pipeline.report.page import Advice, Headline, Report, Section
 from pipeline.report.plot import Plot
-from pipeline.report.simulation_advice import suggestions
 from pipeline.report.table import Table
 from pipeline.report.treemap import treemap_plot
 from pipeline.simulation.run import NO_KERNELS
@@ -33,6 +32,17 @@ IN_MIB = dict.fromkeys(("allocated MiB", "reserved MiB", "card MiB"), "{:,.1f}")
 """How columns of memory are shown."""
 NUM_LINES = 10
 """Source lines that the terminal shows."""
+LARGE_PERCENT = 20.0
+"""Share of the peak from which it is worth reducing a part of it."""
+REMEDIES: Mapping[str, tuple[str, ...]] = {
+    "Gradient checkpointing keeps fewer activations for the backward pass, and computes them again; a smaller "
+    "micro-batch with as many more accumulation steps keeps fewer too.": ("activations",),
+    "A loss in chunks of tokens, or one fused with the head, keeps fewer logits; a smaller micro-batch with as many "
+    "more accumulation steps does too.": ("logits and loss",),
+    "Parameters, gradients and optimizer state are the same for any micro-batch: an 8-bit optimizer, LoRA, or sharding "
+    "over several GPUs reduces them.": ("parameters", "gradients", "optimizer state"),
+}
+"""What reduces a part of a peak, with the purposes of that part."""
 
 
 def simulation_report(simulation: Simulation) -> Report:
@@ -49,7 +59,7 @@ def simulation_report(simulation: Simulation) -> Report:
     larger = (
         _command(simulation, {"gpu": simulation.cards_that_fit[0], **others}) if simulation.cards_that_fit else None
     )
-    advice = suggestions(simulation, command, larger)
+    advice = _suggestions(simulation, command, larger)
     return Report(
         entry="simulate",
         question=f"Does {_what(simulation)}{rank} fit {card}?",
@@ -113,7 +123,9 @@ def answer(simulation: Simulation) -> str:
             f"The least memory on which it runs is {simulation.smallest_bytes / MIB:,.0f} MiB; cards of the same "
             f"compute capability that have so much: {names}."
         )
-    sentences += _help(simulation)
+    if (less := _saved_by_expandable(simulation)) and simulation.smallest_expandable_bytes:
+        enough = f"{simulation.smallest_expandable_bytes / MIB:,.0f} MiB are enough"
+        sentences.append(f"With {EXPANDABLE_SEGMENTS} {enough}, {less}.")
     sentences += _of_time(simulation)
     sentences.append(_under(simulation))
     return " ".join(sentences)
@@ -189,15 +201,36 @@ def _of_ranks(simulation: Simulation) -> list[str]:
     return [f"{which} Ranks {shown} ran; those between two that need the same are taken to be equal to them."]
 
 
-def _help(simulation: Simulation) -> list[str]:
-    """Return a sentence on the allocator's expandable segments if they need less."""
+def _saved_by_expandable(simulation: Simulation) -> str:
+    """Return how much less memory is enough with the allocator's expandable segments; empty if no less is."""
     plain, expandable = simulation.smallest_bytes, simulation.smallest_expandable_bytes
     if plain is None or expandable is None or expandable >= plain:
-        return []
-    return [
-        f"With {EXPANDABLE_SEGMENTS} {expandable / MIB:,.0f} MiB are enough, "
-        f"{(plain - expandable) / MIB:,.0f} MiB less."
+        return ""
+    return f"{(plain - expandable) / MIB:,.0f} MiB less"
+
+
+def _suggestions(simulation: Simulation, command: str | None, on_larger: str | None) -> tuple[Advice, ...]:
+    """Return what to try, the largest part of the peak first.
+
+    `command` simulates it again, and `on_larger` on the smallest card that has the memory; None if Python called it.
+    """
+    if simulation.largest is None:
+        return ()
+    peak = simulation.largest.peak
+    sizes = {text: sum(peak.category_bytes.get(name, 0) for name in names) for text, names in REMEDIES.items()}
+    found = [
+        Advice(text=text, evidence=f"{size / MIB:,.0f} MiB, {100 * size / peak.peak_bytes:.0f} % of the peak")
+        for text, size in sorted(sizes.items(), key=lambda pair: -pair[1])
+        if 100 * size >= LARGE_PERCENT * peak.peak_bytes
     ]
+    if less := _saved_by_expandable(simulation):
+        text = "Segments of the allocator that can grow leave less memory unused."
+        found.append(Advice(text=text, evidence=less, command=command and f"{EXPANDABLE_SEGMENTS} {command}"))
+    if simulation.verdict is Verdict.DOES_NOT_FIT and simulation.smallest_bytes and simulation.cards_that_fit:
+        text = f"{simulation.cards_that_fit[0]} has enough memory for the command as it is."
+        evidence = f"it runs on {simulation.smallest_bytes / MIB:,.0f} MiB"
+        found.append(Advice(text=text, evidence=evidence, command=on_larger))
+    return tuple(found)
 
 
 def _step_time(simulation: Simulation) -> StepTime | None:

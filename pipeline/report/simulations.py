@@ -8,11 +8,9 @@ from pipeline.base.by_key import summed
 from pipeline.base.units import MIB, mib
 from pipeline.prediction.commands.simulation import ProcessMemory, Simulation
 from pipeline.report.page import Report, Section
-from pipeline.report.simulation import IN_MIB, in_mib
+from pipeline.report.simulation import IN_MIB, NUM_LINES, in_mib
 from pipeline.report.table import Table
 
-NUM_LINES = 10
-"""Source lines that the terminal shows, those that differ most first."""
 FEWEST_BYTES = MIB // 2
 """A smaller difference of a line's memory is left out of the answer."""
 

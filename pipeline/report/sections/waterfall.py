@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Sequence
 
 from pipeline.config.given import written
+from pipeline.report.changes import Rung, waterfall
 from pipeline.report.page import Section
 from pipeline.report.plot import Panel, Plot
 from pipeline.report.sections import LADDER
-from pipeline.report.waterfall import Rung, waterfall
 from pipeline.training.metrics import Row
 from pipeline.training.time_differences import MEASURED, difference
 
