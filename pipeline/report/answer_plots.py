@@ -9,14 +9,12 @@ from pipeline.base.units import MIB
 from pipeline.config.given import written
 from pipeline.config.space import key_of
 from pipeline.report.changes import Rung, waterfall
-from pipeline.report.configurations import MEASURED, PREDICTED, Configuration
+from pipeline.report.configurations import ANSWER, MEASURED, PREDICTED, Configuration
 from pipeline.report.curves import curves
 from pipeline.report.plot import ABOUT, Panel, Plot, colour, data, layered, names_axis, names_height
 from pipeline.searching.results import SearchFindings, Verification
 from pipeline.searching.trials import heading
 
-ANSWER = "the answer"
-"""Name of the last bar of a waterfall."""
 NUM_LIKELY = 12
 """Configurations of the plot of those that may be faster."""
 NEGLIGIBLE = 0.005

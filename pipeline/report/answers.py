@@ -96,19 +96,14 @@ def headlines(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Headline, ...]:
 
 
 def commands(comparisons: Mapping[str, Sequence[Row]]) -> tuple[tuple[str, str], ...]:
-    """Return the command that profiles the only run, or runs the best one again, after what it does."""
+    """Return the command that profiles the only run of one process, or runs the best one again, after what it does."""
     best = _best(comparisons)
     if best is None:
         return ()
-    if _is_profiled(comparisons):
+    rows = [row for each in comparisons.values() for row in each]
+    if len(rows) == 1 and best.params.get("world_size", 1) == 1:
         return (("Profile it", command_of("profiling", best.params)),)
     return ((f"Run again ({_name(best, comparisons)})", command_of("main", best.params)),)
-
-
-def _is_profiled(comparisons: Mapping[str, Sequence[Row]]) -> bool:
-    """Return whether there is one run, of one process, which `profiling` looks at."""
-    rows = [row for each in comparisons.values() for row in each]
-    return len(rows) == 1 and rows[0].params.get("world_size", 1) == 1
 
 
 def _main(comparisons: Mapping[str, Sequence[Row]]) -> Sequence[Row]:

@@ -45,7 +45,6 @@ EXPENDABLE = (
     "seconds_per_step",
 )
 """Metrics that a narrow terminal leaves out, the first one first."""
-INTERVALS = "Intervals of time are of 95 %, for all variants at once."
 WATERFALL = "waterfall"
 """The section that shows the steps of a ladder."""
 MOST_SHOWN = 24
@@ -88,11 +87,11 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         *make_sections([name for name in findings.sections if name != WATERFALL], findings.rows),
         *lengths_section(findings.rows[0], findings.truncations, findings.lengths),
     ]
-    one = len(by_comparison) == 1
-    answers = [
-        answer(rows) if one else f"{_capitalized(readable(name))}: {short_answer(rows)}"
-        for name, rows in by_comparison.items()
-    ]
+    if len(by_comparison) == 1:
+        answers = [answer(findings.rows)]
+    else:
+        texts = [f"{readable(name)}: {short_answer(rows)}" for name, rows in by_comparison.items()]
+        answers = [text[0].upper() + text[1:] for text in texts]
     return Report(
         entry=findings.entry,
         question=findings.question,
@@ -103,11 +102,6 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         environment=findings.environment,
         settings=common_settings([row.params for row in findings.rows]),
     )
-
-
-def _capitalized(text: str) -> str:
-    """Return a text as it begins a sentence; a name within it stays as it is."""
-    return text[:1].upper() + text[1:]
 
 
 def _first(comparisons: Mapping[str, Sequence[Row]], steps: Sequence[Section]) -> list[Section]:
@@ -195,7 +189,10 @@ def overview_table(title: str, rows: Sequence[Row]) -> Table:
         title,
         lines,
         forms=dict(COLUMNS.values()),
-        note=f"* the baseline, against which memory % and time % are changes. {INTERVALS}" if len(rows) > 1 else None,
+        note=None
+        if len(rows) == 1
+        else "* the baseline, against which memory % and time % are changes. Intervals of time are of 95 %, for all "
+        "variants at once.",
         expendable=tuple(COLUMNS[name][0] for name in EXPENDABLE),
     )
 

@@ -82,14 +82,11 @@ def _too_large(one: Requirement) -> str:
 
 
 def _largest_change(change: LineChange) -> str:
+    code = f" (`{change.code}`)" if change.code else ""
     return (
-        f"The largest change at the peak is of {change.purpose} at {change.line}{_quoted(change.code)}: "
+        f"The largest change at the peak is of {change.purpose} at {change.line}{code}: "
         f"{change.change_bytes / MIB:+,.1f} MiB."
     )
-
-
-def _quoted(code: str) -> str:
-    return f" (`{code}`)" if code else ""
 
 
 def _shrunk(check: MemoryCheck) -> list[str]:

@@ -152,7 +152,8 @@ def _tightened(findings: SearchFindings, certificate: Certificate) -> str:
 
 def search_report(findings: SearchFindings) -> Report:
     """Return the report; at least one trial must have been measured."""
-    best, varied = findings.best, _varied(findings)
+    best = findings.best
+    varied = {"accumulation_steps", *(name for row in findings.rows for name in row.choice)}  # or follow from those
     configurations = configurations_of(findings)
     plane = plane_plot(findings, configurations)
     plots = (
@@ -167,7 +168,9 @@ def search_report(findings: SearchFindings) -> Report:
         answer=answer(findings),
         headlines=() if best is None else _headlines(findings, best),
         lead=_lead(findings),
-        commands=() if best is None else _commands(findings),
+        commands=()
+        if best is None
+        else (("Run it", findings.command), ("What fits another card", _elsewhere(findings))),
         sections=(
             Section(title=plane.title, plots=(plane,)),
             Section(title="why this one, and how sure it is", plots=plots, notes=_notes(findings)),
@@ -179,12 +182,8 @@ def search_report(findings: SearchFindings) -> Report:
     )
 
 
-def _commands(findings: SearchFindings) -> tuple[tuple[str, str], ...]:
-    """Return the commands that run the answer, and that say what of its training fits another card."""
-    return (("Run it", findings.command), ("What fits another card", _elsewhere(findings)))
-
-
 def _elsewhere(findings: SearchFindings) -> str:
+    """Return the command that says what of the answer's training fits another card."""
     own = findings.settings.get("gpu") or findings.environment.get("device_name", "")
     other = "rtx4090" if "T4" in own else "t4"
     if findings.command == OWN_COMMAND:
@@ -193,11 +192,6 @@ def _elsewhere(findings: SearchFindings) -> str:
     variables = [word.partition("=") for word in takewhile(ASSIGNMENT.match, words)]
     before = "".join(f"{name}={shlex.quote(value)} " for name, _, value in variables)
     return f"{before}fitproof simulate --gpu {other} -- {shlex.join(words[len(variables) :])}"
-
-
-def _varied(findings: SearchFindings) -> set[str]:
-    """Return the settings that differ between configurations: the dimensions, and what follows from them."""
-    return {"accumulation_steps", *(name for row in findings.rows for name in row.choice)}
 
 
 def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:

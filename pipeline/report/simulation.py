@@ -136,16 +136,13 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:NUM_CARDS]) + (f" and {more} larger ones" if more > 0 else "")
 
 
-def _fails_there(simulation: Simulation) -> bool:
-    return any(NO_KERNELS in note for note in simulation.notes)
-
-
 def _under(simulation: Simulation) -> str:
     """Return the sentence on what the answer rests on."""
     known = simulation.assumptions
     attention = f"{known['attention']} attention, " if "attention" in known else ""
     values = ", with values of small tensors" if simulation.with_values else ""
-    fails = ", which has no kernels for this card and fails there" if _fails_there(simulation) else ""
+    has_kernels = not any(NO_KERNELS in note for note in simulation.notes)
+    fails = "" if has_kernels else ", which has no kernels for this card and fails there"
     return f"This is of torch {known['torch']}{fails}, {attention}allocator: {known['allocator']}{values}."
 
 

@@ -56,7 +56,9 @@ class History:
                 raise InvalidInputError(
                     f"no run has the id {run_id!r} in {get_tracking_uri()}; take ids from the MLflow UI"
                 ) from error
-            runs = self._children(run) or ([run] if _is_measured(run) or is_simulation(run) else [])
+            children = self._search([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'")
+            measured = [child for child in reversed(children) if _is_measured(child)]  # in the order in which they ran
+            runs = measured or ([run] if _is_measured(run) or is_simulation(run) else [])
             if not runs:
                 raise InvalidInputError(
                     f"a run to compare must have metrics of its own or of its children, and {run.info.run_name} "
@@ -157,12 +159,6 @@ class History:
         if name not in run.data.metrics:
             return {}
         return {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}
-
-    def _children(self, parent: Run) -> list[Run]:
-        """Return the measured runs of a job, in the order in which they ran."""
-        filter_string = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
-        runs = self._search([parent.info.experiment_id], filter_string)
-        return [run for run in reversed(runs) if _is_measured(run)]
 
     def _search(self, experiments: list[str], filter_string: str) -> list[Run]:
         """Return all runs that the filter lets through, newest first; one that starts meanwhile moves the others on."""
