@@ -221,19 +221,15 @@ def _run_entry_point(entry: str, words: list[str]) -> int:
     with listening(ProgressBar(console)):
         with progress("loading PyTorch"):
             given = parse(entry, words)
-            import_module(f"pipeline.jobs.{entry if entry in OWN_JOBS else 'comparison'}")
+            job = import_module(f"pipeline.jobs.{entry if entry in OWN_JOBS else 'comparison'}")
         interrupt_on_signal()
-        return _run(entry, given, console)
+        if entry in OWN_JOBS:
+            code: int = getattr(job, entry)(given, console)
+            return code
+        from pipeline.config.variants import load_entry_point, load_single
+        from pipeline.jobs.comparison import measure
 
-
-def _run(entry: str, given: dict[str, Any], console: "Console") -> int:
-    if entry in OWN_JOBS:
-        code: int = getattr(import_module(f"pipeline.jobs.{entry}"), entry)(given, console)
-        return code
-    from pipeline.config.variants import load_entry_point, load_single
-    from pipeline.jobs.comparison import measure
-
-    return measure(load_single(entry, given) if entry == "main" else load_entry_point(entry, given), console)
+        return measure(load_single(entry, given) if entry == "main" else load_entry_point(entry, given), console)
 
 
 def _console() -> "Console":

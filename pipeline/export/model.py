@@ -16,10 +16,7 @@ from pipeline.techniques.adapter import Adapter
 
 
 def configuration_of(experiment: Experiment, vocabulary_size: int) -> dict[str, Any] | None:
-    """Return the values of transformers' configuration that differ from the defaults of the model type.
-
-    It is None for models of other kinds.
-    """
+    """Return what differs from the model type's defaults in transformers' configuration; None for other models."""
     if not isinstance(experiment.model, CausalLm):
         return None
     from transformers import AutoConfig

@@ -60,8 +60,6 @@ class Source:
 def data_source(experiment: Experiment, *, is_plain: bool) -> Source | None:
     """Return where the rows come from; None for a corpus that no other framework can read.
 
-    `is_plain` is whether the rows are as the chat template takes them.
-
     Raises:
         InvalidInputError: the tokenizer of the model cannot be loaded.
 

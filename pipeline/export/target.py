@@ -40,18 +40,17 @@ def render(template: str, facts: Facts, **more: Any) -> str:
     return _environment().get_template(template).render(facts=facts, **more)
 
 
-def factors(facts: Facts) -> str:
-    """Return by what a loss over the whole window's targets is multiplied, since means are taken over both."""
-    return "accumulation steps" if facts.world_size == 1 else "accumulation steps x processes"
-
-
-def uneven_note(facts: Facts, remedy: str) -> list[str]:
-    """Return a note for micro-batches that differ in their number of targets."""
+def uneven_note(facts: Facts, what_to_do: str) -> list[str]:
+    """Return a note for micro-batches that differ in their number of targets, and what to do with their loss."""
     pads = facts.is_padded or facts.packs_documents
     if not (pads or facts.masked) or facts.accumulation_steps * facts.world_size == 1:
         return []
     cause = "padding" if pads else "tokens that are no targets"
-    return [f"It averages micro-batches, which with {cause} have different numbers of targets: {remedy}."]
+    factors = "accumulation steps" if facts.world_size == 1 else "accumulation steps x processes"
+    return [
+        f"It averages micro-batches, which with {cause} have different numbers of targets: {what_to_do} the summed "
+        f"loss x {factors} / targets of the whole window."
+    ]
 
 
 def processes_note(facts: Facts, command: str) -> list[str]:

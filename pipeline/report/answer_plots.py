@@ -61,10 +61,7 @@ def _ladder(findings: SearchFindings, configurations: Sequence[Configuration]) -
 
 
 def certificate_plots(findings: SearchFindings, configurations: Sequence[Configuration]) -> tuple[Plot, ...]:
-    """Return the predicted speeds, with their intervals, of what is most likely to be faster than the answer.
-
-    There is no plot without an answer, without an adequate time model, or if nothing is likely to be faster.
-    """
+    """Return the predicted speeds, with their intervals, of what is most likely to be faster than the answer."""
     best, certificate = findings.best, findings.certificate
     if best is None or certificate is None or not certificate.is_adequate:
         return ()

@@ -67,7 +67,7 @@ def report_of(findings: Findings) -> Report:
 
 def progress_of(findings: Findings) -> str | None:
     """Return how far a job came that was interrupted; None for any other."""
-    return findings.interrupted if isinstance(findings, ComparisonFindings | SearchFindings) else None
+    return getattr(findings, "interrupted", None)
 
 
 def to_json(findings: Findings, source: Source | None = None) -> str:

@@ -54,10 +54,7 @@ def percent_text(row: PlannedRow) -> str:
 
 
 def fit_plot(name: str, card: CardPlan, num_cells: int) -> Plot:
-    """Return a heat map over two dimensions, and the memory of the configuration under the pointer.
-
-    The other dimensions and the budget are its controls.
-    """
+    """Return a heat map over two dimensions, the others and the budget as controls, and a configuration's memory."""
     rows = _shown(card.rows, num_cells)
     most_bytes = max(row.peak_bytes for row in rows)
     unit, unit_bytes = ("GiB", 2**30) if most_bytes >= 2**33 else ("MiB", MIB)

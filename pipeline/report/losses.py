@@ -46,8 +46,7 @@ def colour_numbers(rows: Sequence[Row]) -> dict[str, int]:
 def losses_panel(rows: Sequence[Row], of: str = "") -> Panel:
     """Return the losses of variants, of the comparison `of`, with their differences from the baseline's below.
 
-    There are differences where model, data and effective batch are the same. Controls show one variant, or later steps
-    alone.
+    There are differences where model, data and effective batch are the same.
     """
     found, baseline = losses(rows), next((row for row in rows if row.is_baseline), rows[0])
     alike = [row.name for row in rows if row.name in found and not of_other_data(row, baseline)]

@@ -19,11 +19,7 @@ FORMS = {"loss": "{:.4f}", **dict.fromkeys(("difference", "mean", "held out"), "
 
 
 def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
-    """Return table and plot of the runs of a comparison that are another training; None if there are none.
-
-    Losses are compared in the optimizer steps that a run and the reference have in common. There is no plot where
-    the reference is the baseline, whose differences are below the losses of the comparison.
-    """
+    """Return table and plot of the runs of a comparison that are another training; None if there are none."""
     trained = [row for row in rows if row.steps]
     changed = {row.name: changes(row) for row in trained}
     others = [row for row in trained if changed[row.name]]
@@ -50,7 +46,7 @@ def other_trainings(comparison: str, rows: Sequence[Row]) -> Section | None:
         title=title,
         tables=(Table.of(f"{comparison}_other_trainings", title, lines, forms=FORMS, note=note),),
         plots=()
-        if reference.is_baseline
+        if reference.is_baseline  # whose differences are below the losses of the comparison
         else (_plot(f"{comparison}_other_trainings", title, rows, reference, compared),),
     )
 

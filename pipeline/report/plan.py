@@ -48,8 +48,7 @@ def plan_report(findings: PlanFindings) -> Report:
     """Return the report; the terminal shows the tables of a card if it is the only one."""
     several = len(findings.cards) > 1
     lead = _lead(findings.cards) if any(card.recommended for card in findings.cards) else None
-    num_cells = NUM_CELLS // max(1, len(findings.cards))
-    sections = [_card_section(card, findings, num_cells) for card in findings.cards]
+    sections = [_card_section(card, findings) for card in findings.cards]
     if several:
         table = _cards_table(findings.cards)
         sections = [Section(title=table.title, tables=(table,)), *(one.on_page_alone() for one in sections)]
@@ -213,7 +212,7 @@ def _which(card: CardPlan) -> str:
     return f"{len(card.rows)} configurations that were predicted (of {card.num_configurations:,})"
 
 
-def _card_section(card: CardPlan, findings: PlanFindings, num_cells: int) -> Section:
+def _card_section(card: CardPlan, findings: PlanFindings) -> Section:
     size = card.effective_batch_size
     kind = [] if card.kind is None else [card.kind]
     choice = (card.card, *kind, *([] if size is None else [f"effective batch {size}"]))
@@ -223,7 +222,7 @@ def _card_section(card: CardPlan, findings: PlanFindings, num_cells: int) -> Sec
     num_on_page = NUM_ON_PAGE // len(findings.cards)
     tables = [_configurations_table(name, card, findings, num_on_page)]
     notes = card.notes
-    plots = (fit_plot(f"fit_{name}", card, num_cells),) if card.lengths_up_to is None else ()
+    plots = (fit_plot(f"fit_{name}", card, NUM_CELLS // len(findings.cards)),) if card.lengths_up_to is None else ()
     if card.num_configurations is not None:
         notes = (NOTE_ON_OTHERS, *notes)
     elif card.lengths_up_to is None:

@@ -156,10 +156,7 @@ def _advice(findings: ProfilingFindings) -> tuple[Section, ...]:
 
 
 def _course_plot(course: StepMemory, findings: ProfilingFindings) -> Plot:
-    """Return memory over the second step, whose phases are as long as they are without the recorder, if that is known.
-
-    The profiler has the shares of the phases, and the run the time of the step.
-    """
+    """Return memory over the second step, with phases as long as without the recorder, if that is known."""
     time, title = findings.time, "memory during the second optimizer step, by category"
     if time is None or not {phase for phase, _ in course.phases} <= {*time.phase_seconds}:
         return course_plot(course, title, "ms, with the recorder's overhead")

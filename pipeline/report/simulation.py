@@ -207,10 +207,7 @@ def _saved_by_expandable(simulation: Simulation) -> str:
 
 
 def _suggestions(simulation: Simulation, command: str | None, on_larger: str | None) -> tuple[Advice, ...]:
-    """Return what to try, the largest part of the peak first.
-
-    `command` simulates it again, and `on_larger` on the smallest card that has the memory; None if Python called it.
-    """
+    """Return what to try, the largest part of the peak first, with the commands that do here and `on_larger` cards."""
     if simulation.largest is None:
         return ()
     peak = simulation.largest.peak

@@ -111,16 +111,13 @@ class Table:
         return table
 
     def _places(self, shown: Sequence[Sequence[str]], width: int) -> tuple[list[int], bool]:
-        """Return the numbers of the columns for which there is room, and whether there is room for all of these.
-
-        After the expendable columns those go that have one value.
-        """
+        """Return the numbers of the columns for which there is room, and whether there is room for all of these."""
         places = list(range(len(self.headings)))
         widths = [
             GAP + max(map(len, (*self._narrow(heading).split("\n"), *(line[place] for line in shown))))
             for place, heading in enumerate(self.headings)
         ]
-        alike = [
+        alike = [  # which go after the expendable ones
             name
             for place, name in enumerate(self.headings)
             if len(shown) > 1 and len({line[place] for line in shown}) == 1

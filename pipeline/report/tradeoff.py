@@ -38,10 +38,7 @@ ROOMS = (60, 110)
 
 
 def tradeoff_plots(comparisons: Mapping[str, Sequence[Row]]) -> tuple[Plot, ...]:
-    """Return the changes of peak memory and of time per sample by each variant, one plot for each baseline.
-
-    A comparison in which no variant was measured beside its baseline has none.
-    """
+    """Return the changes of peak memory and of time per sample by each variant, one plot for each baseline."""
     shown = {
         name: rows
         for name, rows in comparisons.items()

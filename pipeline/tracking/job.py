@@ -221,9 +221,7 @@ def end_lost(client: MlflowClient, experiment_id: str, study_key: str, trial: in
 
 @contextmanager
 def join_job(run_id: str | None, uri: str, output: Path) -> Iterator[tuple[Path, ChildRuns]]:
-    """Join the search of the MLflow run `run_id`, which another process has opened in the store `uri`.
-
-    The folder of the runs that this process adds to it is yielded, with what makes their child runs.
+    """Yield a folder for what this process adds to the search `run_id` of the store `uri`, and what makes child runs.
 
     Raises:
         InvalidInputError: the tracking store of this process has no such run, or the folder cannot be written.
@@ -250,8 +248,6 @@ def join_job(run_id: str | None, uri: str, output: Path) -> Iterator[tuple[Path,
 @contextmanager
 def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | None = None) -> Iterator[Job]:
     """Yield the job's run: the one that `mlflow run` has created, or a new one; it ends FINISHED, FAILED or KILLED.
-
-    `about` is the environment in which it measures, which is logged as environment.json.
 
     Raises:
         InvalidInputError: the tracking store cannot be reached, or the folder `output` cannot be written.
@@ -291,10 +287,7 @@ def open_job(entry: str, subject: str, output: Path, about: Mapping[str, str] | 
 
 @contextmanager
 def _system_metrics(run_id: str) -> Iterator[None]:
-    """Let MLflow log processors, memory, GPUs and network to a run, if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING is true.
-
-    MLflow does so by itself only for runs that mlflow.start_run() has started.
-    """
+    """Let MLflow log the use of the machine as its own switch says, which it does itself after start_run() alone."""
     if not MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():
         yield
         return

@@ -124,10 +124,7 @@ def _outcome(folder: Path) -> Outcome:
 
 @contextmanager
 def _locked(output: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the output folder's lock, so that one process at a time sends abandoned runs.
-
-    The operating system releases the lock when the process ends.
-    """
+    """Hold the output folder's lock, so that one process at a time sends abandoned runs."""
     descriptor = os.open(output, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

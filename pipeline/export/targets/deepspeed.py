@@ -4,7 +4,7 @@ import json
 from typing import Any, ClassVar
 
 from pipeline.export.facts import DEFAULT_LOSS_SCALE, Facts
-from pipeline.export.target import Target, factors, lengths_note, processes_note, render, uneven_note
+from pipeline.export.target import Target, lengths_note, processes_note, render, uneven_note
 
 
 class DeepSpeed(Target):
@@ -43,8 +43,7 @@ class DeepSpeed(Target):
         if facts.scales_loss and facts.settings.initial_loss_scale != DEFAULT_LOSS_SCALE:
             measured = f"{facts.settings.initial_loss_scale:g} was measured"
             notes.append(f"Under torch_autocast the first loss scale is {DEFAULT_LOSS_SCALE:g}, and {measured}.")
-        remedy = f"pass engine.backward the summed loss x {factors(facts)} / targets of the whole window"
-        return notes + uneven_note(facts, remedy)
+        return notes + uneven_note(facts, "pass engine.backward")
 
 
 def _configuration(facts: Facts) -> dict[str, Any]:

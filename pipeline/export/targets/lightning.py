@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from pipeline.export.facts import Facts
-from pipeline.export.target import Target, factors, lengths_note, processes_note, render, uneven_note
+from pipeline.export.target import Target, lengths_note, processes_note, render, uneven_note
 
 
 class Lightning(Target):
@@ -30,8 +30,7 @@ class Lightning(Target):
             notes.append(
                 "Lightning does not clip gradients under autocast with a fused optimizer: AdamW is not fused here."
             )
-        remedy = f"return the summed loss x {factors(facts)} / targets of the whole window"
-        return notes + uneven_note(facts, remedy)
+        return notes + uneven_note(facts, "return")
 
 
 def _fused(facts: Facts) -> bool:
