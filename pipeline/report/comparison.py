@@ -137,8 +137,7 @@ def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> Sectio
     for name, rows in comparisons.items():
         of = readable(name) if len(comparisons) > 1 else ""
         tables.append(overview_table(": ".join(filter(None, (entry, of))), rows))
-        if any(row.steps for row in rows):
-            plots += overview_plots(shown(rows), of)
+        plots += overview_plots(shown(rows), of)
         if hidden := len(rows) - len(shown(rows)):
             sentences.append(f"Charts show the baseline and the fastest: {hidden} more runs are in the table.")
         sentences += (*notes(rows), *_slowed_note(rows))
@@ -148,6 +147,8 @@ def _comparisons(entry: str, comparisons: Mapping[str, Sequence[Row]]) -> Sectio
 
 def overview_plots(rows: Sequence[Row], of: str = "") -> tuple[Plot, ...]:
     """Return the losses of the comparison `of`; of a single run its memory by phase, and losses and times of steps."""
+    if not any(row.steps for row in rows):
+        return ()
     name, losses = rows[0].comparison, losses_panel(rows, of)
     if len(rows) > 1:
         return (losses.alone(name),)

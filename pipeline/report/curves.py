@@ -29,7 +29,7 @@ def curves(
     unit: str,
     *,
     scale: alt.Scale | None = None,
-    crosses: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    crosses: Series | None = None,
     colour_numbers: Mapping[str, int] | None = None,
 ) -> Panel:
     """Return a line for each series of points (x, y); one chosen in the legend stands out, alt and wheel zooms.
@@ -37,9 +37,6 @@ def curves(
     `crosses` marks points of the line of its name. A y that is None or not finite is a gap.
     `colour_numbers` are the numbers by which the series have their colours and dashes, in their own order by default.
     """
-    if not series:
-        nothing = alt.Chart(data([{"text": "no run has any"}])).mark_text().encode(text="text:N")
-        return Panel(title=title, chart=nothing)
     slug = re.sub(r"\W+", "_", title)
     has_points = any(y is not None and math.isfinite(y) for points in series.values() for _, y in points)
     empty = alt.Scale(domain=[0, 1])
@@ -48,7 +45,7 @@ def curves(
     x = alt.X("x:Q", title=OVER, axis=alt.Axis(tickMinStep=1, format="d"), scale=x_scale)
     y = alt.Y("y:Q", title=unit, scale=y_scale)
     base, params = over_steps(slug, colour_numbers or {name: number for number, name in enumerate(series)}, series, x)
-    main = lines(base, series, unit, y, max(map(len, series.values()), default=0))
+    main = lines(base, series, unit, y, max(map(len, series.values())))
     layers: list[alt.Chart] = [main.properties(name=f"view_{slug}").add_params(*params)]
     if crosses and any(crosses.values()):
         at = alt.Chart(points(crosses)).transform_calculate(about=about_point(unit))

@@ -58,16 +58,12 @@ def losses_panel(rows: Sequence[Row], of: str = "") -> Panel:
             name: [(step, _less(own, other)) for step, own, other in in_common(found[name], found[baseline.name])]
             for name in alike
         }
-    if not found:
-        return curves(title, found, "loss")
     return Panel(title=title, chart=_stacked(rows[0].comparison, parts, colour_numbers(rows)), height=HEIGHT)
 
 
 def seconds_panel(rows: Sequence[Row]) -> Panel:
     """Return the time of each optimizer step."""
-    seconds: dict[str, list[tuple[float, float | None]]] = {
-        row.name: [(record.step + 1, record.seconds) for record in row.steps] for row in rows if row.steps
-    }
+    seconds = {row.name: [(record.step + 1, record.seconds) for record in row.steps] for row in rows if row.steps}
     return curves(
         "time of each optimizer step",
         seconds,

@@ -90,11 +90,10 @@ def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: 
     """Return the losses of a reference and of others, and their differences from its own."""
     pairs = {row.name: _pairs(row, reference) for row in (reference, *compared)}
     last, numbers = max(pairs[row.name][-1][0] for row in compared), colour_numbers(rows)
-    losses: dict[str, list[tuple[float, float | None]]] = {}
-    differences: dict[str, list[tuple[float, float | None]]] = {}
-    for run, found in pairs.items():
-        losses[run] = [(step, own) for step, own, _ in found if step <= last]
-        differences[run] = [(step, own - other) for step, own, other in found if step <= last]
+    losses = {run: [(step, own) for step, own, _ in found if step <= last] for run, found in pairs.items()}
+    differences = {
+        run: [(step, own - other) for step, own, other in found if step <= last] for run, found in pairs.items()
+    }
     panels = (
         curves("loss in the steps that both have", losses, "loss", colour_numbers=numbers),
         curves(f"loss less that of {reference.name}", differences, "difference", colour_numbers=numbers),

@@ -1,9 +1,10 @@
 """Stability: how a number format changes losses, skipped steps and small gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import altair as alt
 
+from pipeline.base.results import StepRecord
 from pipeline.report.curves import curves
 from pipeline.report.losses import colour_numbers
 from pipeline.report.page import Section
@@ -38,8 +39,9 @@ def _tables(rows: Sequence[Row]) -> tuple[Table, ...]:
 
 def _plots(rows: Sequence[Row]) -> tuple[Plot, ...]:
     panels = []
-    if any(_loss_scales(row) for row in rows):
-        panels.append(_scales(rows))
+    scaled = {row.name: row.steps for row in rows if row.steps and row.steps[0].loss_scale is not None}
+    if scaled:
+        panels.append(_scales(scaled, colour_numbers(rows)))
     if any("gradient_underflow_percent" in row.metrics for row in rows):
         panels.append(_underflow(rows))
     return (Plot(name="stability", title="stability of the training", panels=tuple(panels)),) if panels else ()
@@ -54,26 +56,17 @@ def _underflow(rows: Sequence[Row]) -> Panel:
     return bars("gradient that fp16 would lose without loss scaling", values, "% of its non-zero elements")
 
 
-def _scales(rows: Sequence[Row]) -> Panel:
-    scales: dict[str, list[tuple[float, float | None]]] = {}
-    skipped: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        values = _loss_scales(row)
-        if not values:
-            continue
-        pairs = list(zip(row.steps, values, strict=True))
-        scales[row.name] = [(record.step + 1, scale) for record, scale in pairs]
-        skipped[row.name] = [(record.step + 1, scale) for record, scale in pairs if record.skipped]
-    title = "loss scale (cross: a skipped step)"
+def _scales(scaled: Mapping[str, Sequence[StepRecord]], numbers: Mapping[str, int]) -> Panel:
+    scales = {name: [(record.step + 1, record.loss_scale) for record in steps] for name, steps in scaled.items()}
+    skipped = {
+        name: [(record.step + 1, record.loss_scale) for record in steps if record.skipped]
+        for name, steps in scaled.items()
+    }
     return curves(
-        title,
+        "loss scale (cross: a skipped step)",
         scales,
         "scale",
         scale=alt.Scale(type="log", base=2),
         crosses=skipped,
-        colour_numbers=colour_numbers(rows),
+        colour_numbers=numbers,
     )
-
-
-def _loss_scales(row: Row) -> list[float]:
-    return [record.loss_scale for record in row.steps if record.loss_scale is not None]
