@@ -47,9 +47,11 @@ def _least_answer(rows: Sequence[Row]) -> str:
         ended = sum(row.completed for row in rows)
         return f"{ended} of {len(rows)} runs completed; the baseline was not measured."
     if not others:
+        metrics = baseline.metrics
+        margin = f" (± {metrics[MARGIN]:.0f} %)" if MARGIN in metrics else ""
         return (
-            f"{baseline.name} peaks at {baseline.metrics['peak_allocated_mib']:,.1f} MiB and takes "
-            f"{short(baseline.metrics['seconds_per_step'])} s per optimizer step{_margin(baseline)}{_failures(rows)}."
+            f"{baseline.name} peaks at {metrics['peak_allocated_mib']:,.1f} MiB and takes "
+            f"{short(metrics['seconds_per_step'])} s per optimizer step{margin}{_failures(rows)}."
         )
     smallest, fastest = _smallest(others), _faster(others)
     is_smaller = smallest.metrics["memory_saving_percent"] > 0
@@ -103,7 +105,8 @@ def commands(comparisons: Mapping[str, Sequence[Row]]) -> tuple[tuple[str, str],
     rows = [row for each in comparisons.values() for row in each]
     if len(rows) == 1 and best.params.get("world_size", 1) == 1:
         return (("Profile it", command_of("profiling", best.params)),)
-    return ((f"Run again ({_name(best, comparisons)})", command_of("main", best.params)),)
+    of = "" if len(comparisons) == 1 else f"{readable(best.comparison)}: "
+    return ((f"Run again ({of}{best.name})", command_of("main", best.params)),)
 
 
 def _main(comparisons: Mapping[str, Sequence[Row]]) -> Sequence[Row]:
@@ -124,11 +127,6 @@ def _best(comparisons: Mapping[str, Sequence[Row]]) -> Row | None:
     smallest = _smallest(others)
     saving = smallest if smallest.metrics["memory_saving_percent"] > 0 else None
     return _faster(others) or saving or _baseline(_main(comparisons))
-
-
-def _name(row: Row, comparisons: Mapping[str, Sequence[Row]]) -> str:
-    """Return the name of a row, after that of its comparison if there are several."""
-    return row.name if len(comparisons) == 1 else f"{readable(row.comparison)}: {row.name}"
 
 
 def outcome_of(row: Row) -> str:
@@ -234,11 +232,6 @@ def _rivals(fastest: Row, others: Sequence[Row]) -> str:
     if not rivals:
         return ""
     return f" ({NOISE} to {', '.join(rivals) if len(rivals) <= MOST_RIVALS else f'{len(rivals)} others'})"
-
-
-def _margin(row: Row) -> str:
-    """Return the margin of a run's time, in brackets."""
-    return f" (± {row.metrics[MARGIN]:.0f} %)" if MARGIN in row.metrics else ""
 
 
 def _failures(rows: Sequence[Row]) -> str:

@@ -204,8 +204,11 @@ def plane_plot(findings: SearchFindings, configurations: Sequence[Configuration]
     ).add_params(budget, marked, shown)
     what_if = "Nothing that was measured fits."
     if answer >= 0:
-        what_if = f"At {budget_mib:,.1f} MiB: measured, {label(configurations[answer].choice)}: "
-        what_if += f"{_numbers(configurations[answer], findings)}. Move the budget to see the answer at another one."
+        one = configurations[answer]
+        what_if = (
+            f"At {budget_mib:,.1f} MiB: measured, {label(one.choice)}: {one.mib:,.1f} MiB, "
+            f"{findings.speed_text(one.speed)}. Move the budget to see the answer at another one."
+        )
     title = (
         f"speed and memory of {len(configurations):,} of {findings.num_configurations:,} configurations (thin lines: "
         "95 % intervals; red: over the budget)"
@@ -225,7 +228,3 @@ def _memory(peak_bytes: int, budget_bytes: int) -> str:
 
 def _time(findings: SearchFindings, speed: float, tokens_per_step: float) -> str:
     return findings.speed_text(speed) + (f", {short(tokens_per_step / speed)} s a step" if tokens_per_step else "")
-
-
-def _numbers(one: Configuration, findings: SearchFindings) -> str:
-    return f"{one.mib:,.1f} MiB, {findings.speed_text(one.speed)}"

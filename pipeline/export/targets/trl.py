@@ -60,7 +60,9 @@ class Trl(Target):
             f"{NOT_MEASURED}SFTTrainer packs {PACKED_TOGETHER} conversations at a time, "
             f"and of {facts.num_documents} all were packed; the sequences are others, its memory and time are the same."
         )
-        notes = [packed] if _packs_parts(facts) else [] if facts.missing else [losses]
+        is_packed = _reads_rows(facts) and facts.settings.sequences == "packed"
+        is_packed_in_parts = is_packed and (facts.num_documents or 0) > PACKED_TOGETHER
+        notes = [packed] if is_packed_in_parts else [] if facts.missing else [losses]
         notes += processes_note(facts, f"torchrun --nproc_per_node={facts.world_size} trl_sft.py") + _data_notes(facts)
         notes.append(
             "SFTTrainer computes the loss in chunks of tokens, without all logits in memory (seen in TRL 1.16), and "
@@ -116,11 +118,6 @@ def _reads_rows(facts: Facts) -> bool:
     """Whether it reads conversations; else it reads the token ids, as of a model without tokenizer."""
     source = facts.source
     return source is not None and source.is_chat and source.is_plain and facts.tokenizer is not None
-
-
-def _packs_parts(facts: Facts) -> bool:
-    """Whether SFTTrainer's packed sequences are others than the measured ones."""
-    return _reads_rows(facts) and facts.settings.sequences == "packed" and (facts.num_documents or 0) > PACKED_TOGETHER
 
 
 def _marks_answers(facts: Facts) -> bool:
