@@ -28,9 +28,13 @@ def sentences(message: OutOfMemoryMessage) -> list[str]:
         return _of_host(message)
     if message.place is Place.MPS:
         return _of_mps(message)
-    if message.total_bytes is None or message.free_bytes is None or message.asked_bytes is None:
+    total, free, asked = message.total_bytes, message.free_bytes, message.asked_bytes
+    if total is None or free is None or asked is None:
         return _of_library(message)
-    return [_cause(message), *_whose(message), *_fragmentation(message), *_tensor(message)]
+    found = [_cause(message, total, free, asked), *_whose(message)]
+    if message.unallocated_bytes is not None:
+        found.append(_fragmentation(message.unallocated_bytes, total, free, asked))
+    return [*found, _tensor(asked)]
 
 
 def _of_host(message: OutOfMemoryMessage) -> list[str]:
@@ -64,10 +68,8 @@ def _of_library(message: OutOfMemoryMessage) -> list[str]:
     return found
 
 
-def _cause(message: OutOfMemoryMessage) -> str:
+def _cause(message: OutOfMemoryMessage, total: int, free: int, asked: int) -> str:
     """Return why there was no memory, in one sentence."""
-    total, free, asked = message.total_bytes, message.free_bytes, message.asked_bytes
-    assert total is not None and free is not None and asked is not None  # sentences() has looked
     card = "the card" if message.device is None else f"GPU {message.device}"
     others, unallocated = message.others_bytes or 0, message.unallocated_bytes or 0
     begin = f"{size(asked)} were asked for where {size(free)} of {size(total)} of {card} were free"
@@ -136,36 +138,28 @@ def _whose(message: OutOfMemoryMessage) -> list[str]:
     return found
 
 
-def _fragmentation(message: OutOfMemoryMessage) -> list[str]:
+def _fragmentation(unallocated: int, total: int, free: int, asked: int) -> str:
     """Return what expandable segments would give."""
-    free, asked, unallocated = message.free_bytes, message.asked_bytes, message.unallocated_bytes
-    assert free is not None and asked is not None  # sentences() has looked
-    if unallocated is None:
-        return []
     if asked > free and free + unallocated >= asked:
-        return [
+        return (
             f"With {EXPANDABLE_SEGMENTS} the pieces that no tensor holds become one: up to {size(free + unallocated)} "
             "would have been there; whether the training then fits, a simulation of its command says (-- python ...)."
-        ]
-    if unallocated >= WORTH_MENTIONING * (message.total_bytes or 0):
-        return [
-            f"Expandable segments ({EXPANDABLE_SEGMENTS}) give back up to {size(unallocated)}"
-            f"{'; that alone is not enough' if asked > free else ''}."
-        ]
-    return [f"It is not fragmentation: no more than {size(unallocated)} are reserved without a tensor."]
+        )
+    if unallocated >= WORTH_MENTIONING * total:
+        not_enough = "; that alone is not enough" if asked > free else ""
+        return f"Expandable segments ({EXPANDABLE_SEGMENTS}) give back up to {size(unallocated)}{not_enough}."
+    return f"It is not fragmentation: no more than {size(unallocated)} are reserved without a tensor."
 
 
-def _tensor(message: OutOfMemoryMessage) -> list[str]:
+def _tensor(asked: int) -> str:
     """Return which sizes of a tensor make the allocator ask for so much."""
-    asked = message.asked_bytes
-    assert asked is not None  # sentences() has looked
     if asked <= SMALL_SEGMENT_BYTES:
-        return ["The tensor was small, of 1 MiB at most: the card was full before."]
+        return "The tensor was small, of 1 MiB at most: the card was full before."
     if asked == LARGE_SEGMENT_BYTES:
-        return ["The tensor was small, of 1 to 10 MiB (or of 18 to 20): the card was full before."]
+        return "The tensor was small, of 1 to 10 MiB (or of 18 to 20): the card was full before."
     precision = GIB // 200 if asked >= GIB else 0
     least, most = asked - ROUND_LARGE_BYTES - precision, asked + precision
-    return [
+    return (
         f"The tensor has {size(least)} to {size(most)}: up to {most / 4e6:,.1f} million numbers of 32 bits, or "
         f"{most / 2e6:,.1f} of 16."
-    ]
+    )
