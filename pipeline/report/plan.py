@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.base.by_key import grouped
 from pipeline.base.units import MIB
 from pipeline.config.given import written
 from pipeline.planning.longest import MULTIPLE
@@ -156,12 +157,9 @@ def _answers(cards: Sequence[CardPlan]) -> list[str]:
         )
         if left_out := [_kind_that_does_not(card) for card in kinds if card.recommended is None]:
             sentences.append(f"Not {'; '.join(left_out)}.")
-    by_reason: dict[str, dict[str, None]] = {}
-    for card in cards:
-        if card.unsupported is not None and card.kind is not None:
-            by_reason.setdefault(card.unsupported, {})[card.kind] = None
-    if by_reason:
-        reasons = "; ".join(f"{', '.join(kinds)} ({reason})" for reason, kinds in by_reason.items())
+    unsupported = dict.fromkeys((card.unsupported, str(card.kind)) for card in cards if card.unsupported is not None)
+    if unsupported:
+        reasons = "; ".join(f"{', '.join(kinds)} ({reason})" for reason, kinds in grouped(unsupported).items())
         sentences.append(f"Not planned: {reasons}.")
     return sentences
 
@@ -187,23 +185,21 @@ def _answer(card: CardPlan) -> str:
     if not card.rows:
         return f"{card.name} can run none of the configurations: {'; '.join(card.skipped)}."
     if best is None:
-        smallest = min((row.peak_bytes for row in card.rows), default=0) / MIB
+        smallest = min(row.peak_bytes for row in card.rows) / MIB
         return (
             f"Nothing is predicted to fit {budget:,.0f} MiB of {card.name}: the smallest configuration needs "
             f"{smallest:,.0f} MiB{'' if card.lengths_up_to is None else f' with {MULTIPLE} tokens'}."
         )
     fitting = sum(row.fits for row in card.rows)
-    longest = "" if card.lengths_up_to is None else f"{_longest_text(card, best)}; "
+    length, longest = best.choice.get("sequence_length"), ""
+    if card.lengths_up_to is not None:
+        is_all = ", all that the model takes" if length == card.lengths_up_to else ""
+        longest = f"sequences of up to {length:,} tokens do{is_all}; "
     return (
         f"On {card.name} {fitting} of {_which(card)} fit {budget:,.0f} MiB; {longest}"
         f"start with {label(best.choice)}: predicted peak {best.peak_bytes / MIB:,.0f} MiB, estimated "
         f"{seconds_text(best.seconds)} a step, {best.tokens_per_second:,.0f} tokens a second ({margins_text(best)})."
     )
-
-
-def _longest_text(card: CardPlan, best: PlannedRow) -> str:
-    length = best.choice["sequence_length"]
-    return f"sequences of up to {length:,} tokens do{', all that the model takes' * (length == card.lengths_up_to)}"
 
 
 def _which(card: CardPlan) -> str:

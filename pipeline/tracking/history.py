@@ -37,7 +37,7 @@ class History:
     def __init__(self) -> None:
         try:
             self._client = connect()
-            self._client.search_experiments(max_results=1)
+            self._experiments = {e.name: e.experiment_id for e in _all_pages(self._client.search_experiments)}
         except Exception as error:  # any error of a store, its driver or its network
             raise unreachable(error) from error
 
@@ -78,10 +78,7 @@ class History:
             InvalidInputError: no experiment has this name, the filter is malformed, or no measured run matches.
 
         """
-        try:
-            ids = {e.name: e.experiment_id for e in _all_pages(self._client.search_experiments)}
-        except Exception as error:  # as above
-            raise unreachable(error) from error
+        ids = self._experiments
         if experiment is not None and experiment not in ids:
             raise InvalidInputError(
                 f"no experiment is called {experiment!r}; the experiments are {', '.join(sorted(ids))}"
