@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from pipeline.config.experiment import Experiment
+from pipeline.config.given import yaml_text
 from pipeline.config.space import MICRO_BATCH, Value
 
 ACCUMULATION, WORLD_SIZE = "accumulation_steps", "world_size"
@@ -114,7 +114,7 @@ class Command:
 
     def to_yaml(self) -> str:
         """Return the params as YAML."""
-        return yaml.safe_dump(self.params(), sort_keys=False)
+        return yaml_text(self.params())
 
 
 def names_file(word: str, path: str) -> bool:

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-import yaml
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Description, Hardware, Model, Prepared
 from pipeline.base.errors import InvalidInputError
@@ -17,7 +16,7 @@ from pipeline.base.ranks import num_data_ranks
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
 from pipeline.base.user_functions import check_names_no_file, digest, is_function_name, module_digest
-from pipeline.config.given import FOLLOWS, dotted, nested, setting_names, unknown_setting, validate
+from pipeline.config.given import FOLLOWS, dotted, nested, setting_names, unknown_setting, validate, yaml_text
 from pipeline.config.settings import CORPORA, MODELS, TECHNIQUES, AllSettings, RunSettings
 from pipeline.config.user_techniques import is_user_technique
 from pipeline.data._support.sequences import DynamicallyPaddedSequences
@@ -243,7 +242,7 @@ class Experiment:
         """Return the settings as YAML, for the setting `config`, without what follows from another one."""
         own = self._own_settings()
         given = {name: value for name, value in own.items() if own.get(FOLLOWS.get(name, "")) is None}
-        return yaml.safe_dump(nested(given), sort_keys=False)
+        return yaml_text(nested(given))
 
     def _own_settings(self) -> dict[str, Any]:
         """Return every setting by its dotted name, without those of other model families and corpora."""

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import ValidationError
 
 from pipeline.base.errors import InvalidInputError, close_to, did_you_mean, has_password
@@ -76,6 +77,11 @@ def written(value: object) -> str:
     if value is None or isinstance(value, bool):
         return "none" if value is None else str(value).lower()
     return json.dumps(value) if isinstance(value, list | dict) else str(value)
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """Return settings as the text of a YAML file, in their order."""
+    return yaml.safe_dump(dict(values), sort_keys=False)
 
 
 def unknown_setting(kind: type[Settings], name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipeline.export.facts import Facts
-from pipeline.export.literals import literal, yaml_literal
+from pipeline.export.literals import literal
 
 
 class Target(ABC):
@@ -93,5 +93,4 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["literal"] = literal
-    environment.filters["yaml"] = yaml_literal
     return environment

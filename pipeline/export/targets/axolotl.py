@@ -1,12 +1,11 @@
 """axolotl: its YAML file."""
 
-import textwrap
 from typing import Any, ClassVar
 
+from pipeline.config.given import yaml_text
 from pipeline.data._support.chat_template import ANSWERS
 from pipeline.data._support.tokenizing import HELD_OUT_EVERY
 from pipeline.export.facts import NOT_MEASURED, Facts
-from pipeline.export.literals import LINE_LENGTH
 from pipeline.export.target import Target, processes_note, render
 from pipeline.export.trainer_arguments import epochs_note, trainer_schedule
 
@@ -24,10 +23,8 @@ class Axolotl(Target):
         """Return the file, for a model that transformers builds from a configuration."""
         if facts.configuration is None:
             return {}
-        notes = self.other_notes(facts)
-        lines = [line for note in notes for line in textwrap.wrap(note, LINE_LENGTH)]
-        text = render("axolotl.yaml.jinja", facts, notes=lines, settings=_settings(facts), dataset=_dataset(facts))
-        return {"axolotl.yaml": text}
+        keys = yaml_text({**_settings(facts), "datasets": [_dataset(facts)]})
+        return {"axolotl.yaml": render("axolotl.yaml.jinja", facts, notes=self.other_notes(facts), keys=keys)}
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what the file has no key for, and what axolotl does differently."""
