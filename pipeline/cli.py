@@ -350,7 +350,6 @@ def _field(kind: "type[Settings]", name: str) -> Any:
 
 
 def _written(default: Any) -> str:
-    """Return a default as it is written on the command line."""
     from pydantic_core import PydanticUndefined
 
     from pipeline.config.given import written

@@ -89,7 +89,6 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
 
 
 def _is_export(folder: Path) -> bool:
-    """Whether a folder has the files of an export."""
     readme = folder / "README.md"
     return readme.is_file() and readme.read_text(errors="replace").startswith(HEADING)
 

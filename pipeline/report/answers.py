@@ -177,7 +177,6 @@ def _least(rows: Sequence[Row]) -> list[Headline]:
 
 
 def _whose(row: Row, baseline: str) -> str:
-    """Return which variant a figure is of, and the baseline's figure."""
     return f"{row.name}, the baseline" if row.is_baseline else f"{row.name}; baseline {baseline}"
 
 
@@ -216,7 +215,6 @@ def _faster(rows: Sequence[Row]) -> Row | None:
 
 
 def _time(row: Row) -> TimeDifference:
-    """Return the change of a variant's time against its baseline."""
     found = time_change(row)
     assert found is not None
     return found

@@ -103,7 +103,6 @@ def _chart(course: StepMemory, moments: list[dict[str, Any]], highest: dict[str,
 
 
 def _moments(course: StepMemory, unit: str) -> list[dict[str, Any]]:
-    """Return the memory at each moment in MiB by category, and the details of it."""
     found = []
     events = [moment.event for moment in course.moments]
     for number, (moment, following) in enumerate(

@@ -151,7 +151,6 @@ def _axes(rows: Sequence[PlannedRow], start: PlannedRow, varied: Sequence[str]) 
 
 
 def _along(row: PlannedRow, key: str) -> str:
-    """Return where a configuration is along an axis."""
     return str(row.micro_batch_size) if key == "micro_batch_size" else written(row.choice.get(key, ""))
 
 

@@ -167,7 +167,6 @@ def to_json(check: MemoryCheck) -> str:
 
 
 def _peak(largest: ProcessMemory) -> dict[str, Any]:
-    """Return the peaks of a process, where its own is reached, and what lives there."""
     return {
         "allocated_bytes": largest.peak_allocated_bytes,
         "reserved_bytes": largest.peak_reserved_bytes,
@@ -207,5 +206,4 @@ def to_junit(check: MemoryCheck) -> str:
 
 
 def _xml(text: str) -> str:
-    """Return text without the characters that XML cannot hold."""
     return NOT_OF_XML.sub("?", text)

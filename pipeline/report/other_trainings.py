@@ -87,7 +87,6 @@ def _pairs(row: Row, reference: Row) -> list[tuple[float, float, float]]:
 
 
 def _plot(name: str, title: str, rows: Sequence[Row], reference: Row, compared: Sequence[Row]) -> Plot:
-    """Return the losses of a reference and of others, and their differences from its own."""
     pairs = {row.name: _pairs(row, reference) for row in (reference, *compared)}
     last, numbers = max(pairs[row.name][-1][0] for row in compared), colour_numbers(rows)
     losses = {run: [(step, own) for step, own, _ in found if step <= last] for run, found in pairs.items()}

@@ -241,7 +241,6 @@ def _card_section(card: CardPlan, findings: PlanFindings) -> Section:
 
 
 def _headlines(card: CardPlan, best: PlannedRow, findings: PlanFindings) -> tuple[Headline, ...]:
-    """Return what to start with, its memory and speed, and how much of the space fits, or how long sequences may be."""
     budget_mib, peak_mib = card.budget_bytes / MIB, best.peak_bytes / MIB
     factors = [best.micro_batch_size, best.accumulation_steps]
     num_ranks = findings.effective_batch_size_on(card) // math.prod(factors)
@@ -344,7 +343,6 @@ def _largest_table(name: str, card: CardPlan, num_on_page: int) -> Table:
 
 
 def _cards_table(cards: Sequence[CardPlan]) -> Table:
-    """Return a row for each card: its memory and the configuration to start with."""
     lines, shown = [], columns(card.recommended.choice for card in cards if card.recommended is not None)
     for card in cards:
         best = card.recommended

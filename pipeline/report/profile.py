@@ -71,7 +71,6 @@ def profiling_report(findings: ProfilingFindings) -> Report:
 
 
 def _headlines(findings: ProfilingFindings) -> tuple[Headline, ...]:
-    """Return the setting to try, the peak, its largest part, and the time per step."""
     found = []
     for one in findings.advice[:1]:
         if one.settings:
@@ -98,14 +97,12 @@ def _headlines(findings: ProfilingFindings) -> tuple[Headline, ...]:
 
 
 def _command(findings: ProfilingFindings) -> tuple[str, str]:
-    """Return the command that profiles the configuration again, with the setting to try if there is one."""
     tried = findings.advice[0].settings if findings.advice else {}
     line = command_of("profiling", findings.row.params, tried)
     return "Profile it with that setting" if tried else "Profile it again", line
 
 
 def _longest_phase(time: TimeProfile) -> tuple[str, float]:
-    """Return the phase that takes most of the time, and its percentage."""
     greatest = max(time.phase_seconds, key=time.phase_seconds.__getitem__)
     return greatest, 100 * time.phase_seconds[greatest] / time.seconds_per_step
 

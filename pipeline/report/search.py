@@ -195,7 +195,6 @@ def _elsewhere(findings: SearchFindings) -> str:
 
 
 def _headlines(findings: SearchFindings, best: Trial) -> tuple[Headline, ...]:
-    """Return speed, memory, the bound and whether the training is the same, as far as they are known."""
     peak, speed = best.peak_bytes or 0, findings.speed_of(best.choice)
     baseline, speedup = findings.baseline_trial, findings.speedup
     certificate, verification = findings.certificate, findings.verification
@@ -273,7 +272,6 @@ def _notes(findings: SearchFindings) -> tuple[str, ...]:
 
 
 def _tables(findings: SearchFindings) -> tuple[Table, ...]:
-    """Return the configurations and, as files alone, every run and what was not measured."""
     certificate = findings.certificate
     unmeasured = (unmeasured_table(certificate),) if certificate is not None and certificate.unmeasured else ()
     return (ranking_table(findings), runs_table(findings), *unmeasured)
@@ -396,13 +394,11 @@ def verification_table(verification: Verification) -> Table:
 
 
 def _on_front(row: Trial, findings: SearchFindings) -> str:
-    """Return a configuration of the Pareto front as text, with its peak and speed."""
     peak_mib, speed = (findings.of_all_its_runs(row).peak_bytes or 0) / MIB, findings.speed_of(row.choice)
     return f"{label(row.choice)}: {row.outcome}, {peak_mib:,.1f} MiB, {findings.speed_text(speed)}"
 
 
 def _against_baseline(findings: SearchFindings, best: Trial) -> str:
-    """Compare with the first baseline that fits, if it has been measured."""
     baseline, speedup = findings.baseline_trial, findings.speedup
     if baseline is not None and baseline.choice == best.choice:
         return ", and is the baseline itself"

@@ -228,7 +228,6 @@ def _suggestions(simulation: Simulation, command: str | None, on_larger: str | N
 
 
 def _step_time(simulation: Simulation) -> StepTime | None:
-    """Return the estimated time of an optimizer step; None if its work is not known."""
     return step_time_on(find_hardware(simulation.gpu), simulation.passes_work, simulation.update_work)
 
 
@@ -282,7 +281,6 @@ def _command(simulation: Simulation, settings: Mapping[str, Any]) -> str | None:
 
 
 def _of_process(largest: ProcessMemory) -> tuple[tuple[Plot, ...], tuple[Table, ...]]:
-    """Return the plots and tables of the process with the largest peak."""
     rest = {
         "rounded up by the allocator": largest.peak_allocated_bytes - largest.peak.peak_bytes,
         "fragmentation: reserved, not allocated": largest.peak_reserved_bytes - largest.peak_allocated_bytes,

@@ -35,7 +35,6 @@ def simulations_report(findings: SimulationComparison) -> Report:
 
 
 def _answers(findings: SimulationComparison) -> list[str]:
-    """Return a sentence for each simulation but the first."""
     (name, first), *others = _largest(findings).items()
     return [_difference(name, first, other_name, other) for other_name, other in others]
 
@@ -62,7 +61,6 @@ def _difference(name: str, first: ProcessMemory, other_name: str, other: Process
 
 
 def _by_line(process: ProcessMemory) -> Counter[tuple[str, str]]:
-    """Return the bytes at the peak by source line and purpose."""
     return summed(((line.module, line.category), line.num_bytes) for line in process.lines)
 
 

@@ -63,7 +63,6 @@ class Table:
         return self._rows(self.num_on_page)
 
     def _rows(self, num_rows: int) -> list[list[str]]:
-        """Return the cells of the first rows as text."""
         return [
             [self._written(heading, value) for heading, value in zip(self.headings, values, strict=True)]
             for values in self._filled.head(num_rows).itertuples(index=False)
@@ -129,7 +128,6 @@ class Table:
         return places, False
 
     def _narrow(self, heading: str) -> str:
-        """Return a heading in lines."""
         lines = heading.replace("_", "_\n")
         return lines.replace(" ", "\n").replace("-", "-\n") if self.is_numeric(heading) else lines
 

@@ -50,7 +50,6 @@ def _outcome(result: Result, metrics: Mapping[str, float]) -> str:
 
 
 def _settings(params: Mapping[str, Any]) -> str:
-    """Return the settings that are not the default ones."""
     defaults = default_values()
     own = {name: value for name, value in in_use(params).items() if name not in defaults or value != defaults[name]}
     return "Settings: " + ", ".join(f"`{name}` {written(value)}" for name, value in own.items())

@@ -152,7 +152,6 @@ class History:
         ]
 
     def _series(self, run: Run, name: str) -> dict[int, float]:
-        """Return the values of a metric by step; none if the run does not have it."""
         if name not in run.data.metrics:
             return {}
         return {point.step: point.value for point in self._client.get_metric_history(run.info.run_id, name)}

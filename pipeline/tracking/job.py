@@ -315,7 +315,6 @@ def _manifest_of(run: MlflowRun, client: MlflowClient) -> Manifest:
 
 
 def _make_folder(output: Path, entry: str) -> Path:
-    """Return a new folder for the files of a job."""
     try:
         folder = output / f"{time.strftime('%Y%m%d-%H%M%S')}-{entry}-{uuid.uuid4().hex[:8]}"
         folder.mkdir(parents=True)  # with the usual rights: whoever may read the folder above may read the page

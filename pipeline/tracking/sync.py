@@ -98,7 +98,6 @@ def _send(run: UnsentRun, clients: dict[str, MlflowClient]) -> Exception | None:
 
 
 def _is_abandoned(run: UnsentRun) -> bool:
-    """Whether no process sends the run any more."""
     owner = run.manifest.owner
     return owner is None or is_gone(owner)
 

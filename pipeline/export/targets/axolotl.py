@@ -176,7 +176,6 @@ def _optimizer_notes(facts: Facts) -> list[str]:
 
 
 def _dataset(facts: Facts) -> dict[str, Any]:
-    """Return the keys of the data."""
     source = facts.source
     if source is None:
         return {"path": "documents.jsonl", "ds_type": "json", "type": "completion", "field": "text"}

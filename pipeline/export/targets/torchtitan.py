@@ -84,7 +84,6 @@ def _num_gpus(facts: Facts) -> int:
 
 
 def _sections(facts: Facts) -> dict[str, dict[str, Any]]:
-    """Return torchtitan's settings by section."""
     sections: dict[str, dict[str, Any]] = {
         "training": {
             "local_batch_size": facts.settings.micro_batch_size,
