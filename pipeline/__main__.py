@@ -2,10 +2,10 @@
 
 import gc
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.base.errors import InvalidInputError
+from pipeline.cli import asks_for_help, main
 from pipeline.config.entry_points import entry_points, value_of
 from pipeline.prediction.card_processes import start_importing
 from pipeline.runtime.fork_server import stop_server
@@ -15,8 +15,10 @@ OBJECTS_PER_COLLECTION = 100_000
 """How many objects may be made before the garbage collector runs."""
 
 
-def gpu_of(words: Sequence[str]) -> str:
-    """Return what `--gpu` names, before the words are parsed; auto without it, and of a command that is searched."""
+def gpu_of(words: list[str]) -> str | None:
+    """Return what `--gpu` names before words are parsed, auto where it names none; None if nothing will be trained."""
+    if not words or words[0] not in entry_points() or asks_for_help(words):
+        return None
     return "auto" if "--" in words else value_of("gpu", words) or "auto"
 
 
@@ -24,12 +26,9 @@ def run() -> NoReturn:
     """Run the command line and end the process with its exit code."""
     gc.set_threshold(OBJECTS_PER_COLLECTION)  # imported modules are never freed: fewer collections save a second
     exit_on_signal()
-    words = sys.argv[1:]
-    if words[:1] and words[0] in entry_points() and not {"-h", "--help"} & {*words}:
-        start_importing(gpu_of(words))
+    if (gpu := gpu_of(sys.argv[1:])) is not None:
+        start_importing(gpu)
     try:
-        from pipeline.cli import main
-
         code = main()
     except InvalidInputError as error:  # of a module that FITPROOF_TECHNIQUES names
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 def _check_files(entry: str, words: list[str]) -> None:
     """Raise InvalidInputError if a setting names a file or folder that does not exist; nothing is imported for it."""
     own = _before_command(words)
-    if _asks_for_help(own):
+    if asks_for_help(own):
         return
     for name, kind in EXISTING.items():
         unless_given = str(BEST_FILE) if (entry, name) == ("export", "config") else "none"
@@ -104,7 +104,8 @@ def _before_command(words: list[str]) -> list[str]:
     return words[: words.index("--")] if "--" in words else words
 
 
-def _asks_for_help(words: list[str]) -> bool:
+def asks_for_help(words: list[str]) -> bool:
+    """Return whether these words ask for the settings of an entry point; those of a command after `--` do not."""
     return not {*HELP, HELP_ALL}.isdisjoint(_before_command(words))
 
 
@@ -140,7 +141,7 @@ def parse(entry: str, words: list[str]) -> dict[str, Any]:
             own = [part for word in own for part in (("--answer", "json") if word == "--json" else (word,))]
         words = [*own, *(["--command", shlex.join(command)] if command else [])]
     try:
-        if _asks_for_help(words):
+        if asks_for_help(words):
             _print_help(entry, kind, words)
         given, others = _parser(entry, kind).parse_known_args(words)
     except argparse.ArgumentError as error:
@@ -187,7 +188,7 @@ def _own_settings(entry: str) -> "type[Settings]":
 def _run_tool(name: str, words: list[str]) -> int:
     """Run the function `name` of jobs/`name`.py; it says what it does before imports that take seconds."""
     interrupt_on_signal()
-    if not _asks_for_help(words):
+    if not asks_for_help(words):
         print(f"fitproof {name}: {TOOLS[name]}", file=sys.stderr, flush=True)  # noqa: T201  stdout is the answer's
     from pipeline.config.given import validate
 
@@ -210,7 +211,7 @@ def _what_is_kept(entry: str) -> str:
 
 def _run_entry_point(entry: str, words: list[str]) -> int:
     """Run an entry point; it says at once what it does, and how far it is whenever that takes long."""
-    if _asks_for_help(words):
+    if asks_for_help(words):
         parse(entry, words)
     from pipeline.base.progress import listening, progress
     from pipeline.jobs.progress_bar import ProgressBar
