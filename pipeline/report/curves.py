@@ -45,7 +45,7 @@ def curves(
     x = alt.X("x:Q", title=OVER, axis=alt.Axis(tickMinStep=1, format="d"), scale=x_scale)
     y = alt.Y("y:Q", title=unit, scale=y_scale)
     base, params = over_steps(slug, colour_numbers or {name: number for number, name in enumerate(series)}, series, x)
-    main = lines(base, series, unit, y, max(map(len, series.values())))
+    main = lines(base, series, unit, y)
     layers: list[alt.Chart] = [main.properties(name=f"view_{slug}").add_params(*params)]
     if crosses and any(crosses.values()):
         at = alt.Chart(points(crosses)).transform_calculate(about=about_point(unit))
@@ -59,45 +59,35 @@ def curves(
 
 def over_steps(
     slug: str, colour_numbers: Mapping[str, int], shown: Iterable[str], x: alt.X
-) -> tuple[alt.Chart, tuple[alt.Parameter, ...]]:
+) -> tuple[alt.Chart, list[alt.Parameter]]:
     """Return what lines of runs over `x` have in common, and the parameters by which they are chosen and zoomed."""
-    params, opacity = highlighting(slug, list(shown))
-    zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
-    color, dashes = line_encodings(colour_numbers, shown)
-    base = alt.Chart().encode(x=x, color=color, strokeDash=dashes, opacity=opacity, **ABOUT)
-    return base, (*params, zoomed)
-
-
-def lines(base: alt.Chart, series: Series, unit: str, y: alt.Y, num_steps: float) -> alt.Chart:
-    """Return a line for each series, over a chart of over_steps(); of few steps each is marked by a point."""
-    marks = alt.OverlayMarkDef(size=36, fillOpacity=1 if num_steps <= MOST_MARKED else 0.01)
-    drawn = base.properties(data=points(series)).transform_calculate(about=about_point(unit))
-    line: alt.Chart = drawn.mark_line(strokeWidth=2, point=marks).encode(y=y)
-    return line
-
-
-def highlighting(slug: str, names: Sequence[str]) -> tuple[tuple[alt.Parameter, ...], Any]:
-    """Return the parameters and the opacity by which one of several runs stands out: by its legend or a menu."""
-    chosen = alt.selection_point(name=f"chosen_{slug}", fields=["run"], bind="legend")
-    if len(names) < 2:
-        return (chosen,), alt.value(1)
-    menu = alt.binding_select(options=[ALL, *names], name="highlighted")
-    highlighted = alt.param(name=f"highlighted_{slug}", value=ALL, bind=menu)
-    is_other = f"{highlighted.name} != '{ALL}' && {highlighted.name} != datum.run"
-    faint = alt.value(0.1)
-    return (chosen, highlighted), alt.when(is_other).then(faint).when(chosen).then(alt.value(1)).otherwise(faint)
-
-
-def line_encodings(colour_numbers: Mapping[str, int], shown: Iterable[str]) -> tuple[alt.Color, alt.StrokeDash]:
-    """Return colour and dashes of the lines of the field `run`, each by its number among `colour_numbers`."""
     names = list(shown)
+    chosen = alt.selection_point(name=f"chosen_{slug}", fields=["run"], bind="legend")
+    zoomed = alt.selection_interval(name=f"zoomed_{slug}", bind="scales", encodings=["x"], zoom="wheel![event.altKey]")
+    params: list[alt.Parameter] = [chosen, zoomed]
+    opacity: Any = alt.value(1)
+    if len(names) > 1:  # one can stand out, by its legend or a menu
+        menu = alt.binding_select(options=[ALL, *names], name="highlighted")
+        highlighted = alt.param(name=f"highlighted_{slug}", value=ALL, bind=menu)
+        is_other, faint = f"{highlighted.name} != '{ALL}' && {highlighted.name} != datum.run", alt.value(0.1)
+        params.insert(1, highlighted)
+        opacity = alt.when(is_other).then(faint).when(chosen).then(alt.value(1)).otherwise(faint)
     numbers = [colour_numbers[name] for name in names]
     shades = alt.Scale(domain=names, range=[colour(number) for number in numbers])
     turns = [number + number // len(COLOURS) for number in numbers]  # the ninth has the colour of the first
     dashes = alt.Scale(domain=names, range=[DASHES[turn % len(DASHES)] for turn in turns])
     labels = json.dumps({name: label(name) for name in names})
     legend = alt.Legend(labelExpr=f"{labels}[datum.value]", symbolType="stroke", symbolSize=250, symbolStrokeWidth=3)
-    return alt.Color("run:N", scale=shades, legend=legend), alt.StrokeDash("run:N", scale=dashes, legend=legend)
+    color, dash = alt.Color("run:N", scale=shades, legend=legend), alt.StrokeDash("run:N", scale=dashes, legend=legend)
+    return alt.Chart().encode(x=x, color=color, strokeDash=dash, opacity=opacity, **ABOUT), params
+
+
+def lines(base: alt.Chart, series: Series, unit: str, y: alt.Y) -> alt.Chart:
+    """Return a line for each series, over a chart of over_steps(); of few steps each is marked by a point."""
+    marks = alt.OverlayMarkDef(size=36, fillOpacity=1 if max(map(len, series.values())) <= MOST_MARKED else 0.01)
+    drawn = base.properties(data=points(series)).transform_calculate(about=about_point(unit))
+    line: alt.Chart = drawn.mark_line(strokeWidth=2, point=marks).encode(y=y)
+    return line
 
 
 def points(series: Series) -> alt.Data:
