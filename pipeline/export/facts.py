@@ -155,11 +155,6 @@ class Facts:
         return ", ".join([self.model, cut, self.settings.precision, policy, *self.others])
 
     @property
-    def in_one_process(self) -> "Facts":
-        """The same training in one process: its passes are those of all processes."""
-        return replace(self, accumulation_steps=self.accumulation_steps * self.world_size, world_size=1)
-
-    @property
     def has_prepare(self) -> bool:
         """Whether the model has to be changed before its optimizer is made."""
         return bool(self.checkpointed) or any(each.prepare for each in self.exported)

@@ -87,6 +87,8 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         *make_sections([name for name in findings.sections if name != WATERFALL], findings.rows),
         *lengths_section(findings.rows[0], findings.truncations, findings.lengths),
     ]
+    tables = tuple(table for section in sections for table in section.tables)
+    drawn = [replace(section, tables=()) for section in sections if section.plots or section.notes]
     if len(by_comparison) == 1:
         answers = [answer(findings.rows)]
     else:
@@ -98,7 +100,7 @@ def comparison_report(findings: ComparisonFindings) -> Report:
         answer=" ".join(answers),
         headlines=headlines(by_comparison),
         commands=commands(by_comparison),
-        sections=tables_last(sections),
+        sections=(*drawn, Section(title="tables", tables=tables)),
         environment=findings.environment,
         settings=common_settings([row.params for row in findings.rows]),
     )
@@ -115,13 +117,6 @@ def _first(comparisons: Mapping[str, Sequence[Row]], steps: Sequence[Section]) -
     )
     paired = [Section(title=TITLE, plots=pairs)] if pairs else []
     return [*steps, *paired] if is_beside else [*paired, *steps]
-
-
-def tables_last(sections: Sequence[Section]) -> tuple[Section, ...]:
-    """Return the sections with their plots, then one with all of their tables."""
-    tables = tuple(table for section in sections for table in section.tables)
-    drawn = [replace(section, tables=()) for section in sections if section.plots or section.notes or section.headlines]
-    return (*drawn, *([Section(title="tables", tables=tables)] if tables else []))
 
 
 def shown(rows: Sequence[Row]) -> list[Row]:

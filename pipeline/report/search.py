@@ -40,14 +40,6 @@ NOISY = 0.25
 """Runs of one configuration that differ by a greater fraction are called noisy."""
 
 
-def question(findings: SearchFindings) -> str:
-    """Return the question that the search answers."""
-    return (
-        f"What is the fastest way to train {findings.model} at an effective batch of "
-        f"{findings.effective_batch_size} within {findings.budget_bytes / MIB:,.0f} MiB?"
-    )
-
-
 def answer(findings: SearchFindings) -> str:
     """Return the fastest configuration that fits, its memory and speed, and how it compares with the baseline."""
     rows, budget, effective = findings.rows, findings.budget_bytes, findings.effective_batch_size
@@ -164,7 +156,8 @@ def search_report(findings: SearchFindings) -> Report:
     )
     return Report(
         entry="search",
-        question=question(findings),
+        question=f"What is the fastest way to train {findings.model} at an effective batch of "
+        f"{findings.effective_batch_size} within {findings.budget_bytes / MIB:,.0f} MiB?",
         answer=answer(findings),
         headlines=() if best is None else _headlines(findings, best),
         lead=_lead(findings),

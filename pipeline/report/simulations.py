@@ -23,20 +23,17 @@ class SimulationComparison:
 
 
 def simulations_report(findings: SimulationComparison) -> Report:
-    """Return the report."""
+    """Return the report, with a sentence for each simulation but the first."""
+    (name, first), *others = _largest(findings).items()
+    answers = [_difference(name, first, other_name, other) for other_name, other in others]
     return Report(
         entry="compare",
         question=f"How does the memory of these {len(findings.simulations)} simulations differ?",
-        answer=" ".join(_answers(findings)),
+        answer=" ".join(answers),
         sections=(Section(title="differences", tables=(_peaks_table(findings), _lines_table(findings))),),
         environment={},
         settings={"runs": ", ".join(findings.simulations)},
     )
-
-
-def _answers(findings: SimulationComparison) -> list[str]:
-    (name, first), *others = _largest(findings).items()
-    return [_difference(name, first, other_name, other) for other_name, other in others]
 
 
 def _largest(findings: SimulationComparison) -> dict[str, ProcessMemory]:

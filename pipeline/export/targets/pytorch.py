@@ -1,5 +1,6 @@
 """Plain PyTorch: a training script."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pipeline.export.facts import Facts
@@ -16,7 +17,8 @@ class PyTorch(Target):
         """Return the script, for a model that transformers builds from a configuration."""
         if facts.configuration is None:
             return {}
-        return {"train.py": render("train.py.jinja", facts.in_one_process, watched_steps=WATCHED_STEPS)}
+        alone = replace(facts, accumulation_steps=facts.accumulation_steps * facts.world_size, world_size=1)
+        return {"train.py": render("train.py.jinja", alone, watched_steps=WATCHED_STEPS)}
 
     def differences(self, facts: Facts) -> list[str]:
         """Return what data it reads, and whether its losses are the measured ones."""
