@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -92,11 +94,32 @@ class Step:
         return replace(self, run_context=_stacked(self.run_context, context))
 
 
-def source_of(module: ModuleType) -> str:
-    """Return the source of a module without its first docstring, for an export."""
-    lines = inspect.getsource(module).splitlines()
-    [docstring, *_] = ast.parse(inspect.getsource(module)).body
-    return "\n".join(lines[docstring.end_lineno :]).strip()
+def source_of(*parts: Any) -> str:
+    """Return the source of modules, or of functions and classes with the imports that they need, for an export."""
+    sources = [_without_docstring(part) if inspect.ismodule(part) else inspect.getsource(part) for part in parts]
+    alone = [part for part in parts if not inspect.ismodule(part)]
+    tree = ast.parse("".join(map(inspect.getsource, alone)))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    imports = dict.fromkeys(line for part in alone for line in _imports_of(part, used))
+    own = [line for line in imports if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    others = [line for line in imports if line not in own]
+    head = "\n\n".join("\n".join(lines) for lines in (own, others) if lines)
+    code = "\n\n\n".join(part.strip() for part in (head, *sources) if part)
+    return re.sub(r"  # type: ignore(\[[^]]*\])?", "", code)
+
+
+def _without_docstring(module: ModuleType) -> str:
+    source = inspect.getsource(module)
+    return "\n".join(source.splitlines()[ast.parse(source).body[0].end_lineno :])
+
+
+def _imports_of(part: Any, used: set[str]) -> Iterator[str]:
+    """Yield the imports of the module of a function or class, without the names that are not used."""
+    for node in ast.parse(inspect.getsource(sys.modules[part.__module__])).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            node.names = [one for one in node.names if (one.asname or one.name) in used]
+            if node.names:
+                yield ast.unparse(node)
 
 
 def without_layers(technique: "Technique", settings: Any, model: Model) -> Iterator[str]:

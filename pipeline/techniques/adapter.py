@@ -1,6 +1,5 @@
 """Adapters: small trained matrices beside the frozen linear layers of a model, by peft."""
 
-import inspect
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -183,12 +182,12 @@ class Adapter(Technique):
             str(DTYPES[self.adapter_weights]),
             *(f"{name}={value}" for name, value in self._arguments().items()),
         ]
-        code, statements = [source_of(lora)], [f"add_adapters({', '.join(arguments)})"]
+        code, statements = [lora], [f"add_adapters({', '.join(arguments)})"]
         if self.adapter == "qlora":
-            code.insert(0, _code_of_quantizing())
+            code.insert(0, quantized_layers)
             statements.insert(0, _quantizing(self.num_bits, self.qlora_double_quantization, self.qlora_float32_rest))
         return Exported(
-            code="\n\n\n".join(code),
+            code=source_of(*code),
             prepare="\n".join(statements),
             optimizer="without_frozen({optimizer})",
             notes=("The adapters alone, to be saved: peft.get_peft_model_state_dict(model).",),
@@ -259,12 +258,8 @@ def _inside_layers(model: Model, name: str) -> _Inside:
 
 def exported_quantizing(num_bits: int, double_quantization: bool, float32_rest: bool) -> Exported:
     """Return the functions and the statement that replace the linear layers of `model` by quantized ones."""
-    code = "\n\n\n".join([_code_of_quantizing(), inspect.getsource(linear_layers).strip()])
+    code = source_of(quantized_layers, linear_layers)
     return Exported(code=code, prepare=_quantizing(num_bits, double_quantization, float32_rest))
-
-
-def _code_of_quantizing() -> str:
-    return re.sub(r"  # type: ignore\S*", "", source_of(quantized_layers))
 
 
 def _quantizing(num_bits: int, double_quantization: bool, float32_rest: bool) -> str:

@@ -1,8 +1,6 @@
 """torch.compile for each of the model's identical layers, which share one compiled graph."""
 
-import inspect
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,21 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pipeline.base.contracts import Hardware, Model
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, without_layers
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of, without_layers
 
 ARGUMENTS: dict[str, Any] = {"dynamic": False, "options": {"fallback_random": True}}
 """Arguments of torch.compile: one shape, and dropout draws the numbers that it draws without compilation."""
-
-IMPORTS = """\
-from collections.abc import Iterable
-from functools import partial
-from typing import Any
-
-from torch import nn
-
-
-"""
-"""What compile_layers() needs in an exported file."""
 
 
 class Compile(Technique):
@@ -89,10 +76,9 @@ class Compile(Technique):
             return Exported(arguments={"compile.enable": True, "compile.components": ["model"]})
         if target != "pytorch":
             return None
-        functions = f"{inspect.getsource(compile_layers)}\n\n{inspect.getsource(_call)}"
         arguments = ", ".join(f"{name}={value!r}" for name, value in ARGUMENTS.items())
         return Exported(
-            code=IMPORTS + re.sub(r"  # type: ignore.*", "", functions),
+            code=source_of(compile_layers, _call),
             prepare=f"compile_layers([model.get_submodule(name) for name in {{layers}}], {arguments})",
         )
 

@@ -1,6 +1,5 @@
 """GELU in its tanh form: one kernel of torch in place of eight operators, whose results autograd would store."""
 
-import inspect
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -8,7 +7,7 @@ from torch import nn
 
 from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Exported, Mathematics, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Step, Technique, source_of
 
 REPLACED = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh")
 """transformers' names (ACT2FN) of the tanh form in separate operators."""
@@ -38,7 +37,7 @@ class Gelu(Technique):
 
     def export(self, target: str) -> Exported:
         """Return the function that replaces the modules, for any framework."""
-        return Exported(code=f"from torch import nn\n\n\n{inspect.getsource(fuse_gelus)}", prepare="fuse_gelus(model)")
+        return Exported(code=source_of(fuse_gelus), prepare="fuse_gelus(model)")
 
     def apply(self, step: Step) -> Step:
         """Replace the modules.

@@ -1,6 +1,5 @@
 """The optimizer: AdamW or another of torch's or bitsandbytes', and which of torch's implementations updates."""
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,16 +11,9 @@ from torch import nn
 
 from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.techniques._support.optimizers import IN_PLACE_OF_ADAMW, MuonAndAdamW, adamw_in_place_of, matrices_of
 
-IMPORTS = """from collections.abc import Callable, Iterable
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-"""
-"""What the functions below need in an exported file."""
 Name = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "muon"]
 Implementation = Literal["fused", "foreach", "loop"]
 HAS_IMPLEMENTATIONS = ("adamw", "sgd", "muon")
@@ -142,7 +134,7 @@ class Optimizer(Technique):
             parts += [matrices_of, MuonAndAdamW]
         has_name = name not in (None, "sgd") and target in ("training_arguments", "trl")
         return Exported(
-            code="\n\n\n".join([IMPORTS, *(inspect.getsource(part).strip() for part in parts)]),
+            code=source_of(*parts),
             optimizer=made,
             arguments={"optim": name} if has_name else {},
         )

@@ -1,6 +1,5 @@
 """The optimizer in the backward pass: each parameter is updated, and its gradient freed, as soon as it is complete."""
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -10,18 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pipeline.base.contracts import Hardware, Model
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
-
-IMPORTS = """\
-from functools import partial
-from typing import Any
-
-from torch import Tensor
-from torch.optim import Optimizer
-
-
-"""
-"""What update_in_backward() needs in an exported file."""
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 
 
 class OptimizerInBackward(Technique):
@@ -77,8 +65,7 @@ class OptimizerInBackward(Technique):
         """Return the function that changes the optimizer, for plain PyTorch; other trainers clip or scale gradients."""
         if target != "pytorch":
             return None
-        code = IMPORTS + inspect.getsource(update_in_backward)
-        return Exported(code=code, optimizer="update_in_backward({optimizer})")
+        return Exported(code=source_of(update_in_backward), optimizer="update_in_backward({optimizer})")
 
     def apply(self, step: Step) -> Step:
         """Change whichever optimizer the step makes."""

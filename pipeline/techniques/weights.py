@@ -1,19 +1,14 @@
 """The number format of the weights; gradients and optimizer state have that of their parameter."""
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from pipeline.base.contracts import BF16_CAPABILITY, Hardware, Model
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
 from pipeline.techniques._support.optimizers import with_master_weights
-
-IMPORTS = "from typing import Any\n\nimport torch\nfrom torch import Tensor, nn\n"
-"""What the functions need in an exported file."""
-
 
 OF_TORCHTITAN = "torchtitan keeps the parameters themselves in float32, and computes with copies of them in bfloat16."
 OF_DEEPSPEED = (
@@ -90,9 +85,9 @@ class Weights(Technique):
             return Exported(arguments=in_float32, notes=(OF_TORCHTITAN,)) if has_master else Exported()
         if target == "axolotl":
             return None if has_master else Exported()
-        functions: list[Callable[..., Any]] = [convert_to_bfloat16, *([with_master_weights] if has_master else [])]
+        functions = [convert_to_bfloat16, *([with_master_weights] if has_master else [])]
         return Exported(
-            code="\n\n\n".join([IMPORTS, *(inspect.getsource(each).strip() for each in functions)]),
+            code=source_of(*functions),
             prepare="convert_to_bfloat16(model)",
             finished_optimizer="with_master_weights({optimizer})" if has_master else "{optimizer}",
         )

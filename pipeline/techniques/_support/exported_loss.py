@@ -1,17 +1,8 @@
 """The loss of a language model without all logits in memory, as code of exported files."""
 
-import inspect
-import re
-
+from pipeline.base.technique import source_of
 from pipeline.techniques._support import chunked_loss
 
-IMPORTS = """from functools import wraps
-from typing import Any
-
-{liger}import torch.nn.functional as F
-from torch import Tensor
-from transformers.modeling_outputs import CausalLMOutput
-"""
 LIGER = "from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy\n"
 KERNELS = {
     "chunked": """chunked_cross_entropy(
@@ -36,9 +27,13 @@ KERNELS = {
     )""",
 }
 """The summed loss of each kernel, as a Python expression."""
-FUNCTIONS = """
-{kernel}
-def summed_loss_without_logits(model, ids_BT, labels_BT, factor=1.0, forward=None, **more):
+FUNCTIONS = """from functools import wraps
+
+{liger}import torch.nn.functional as F
+from transformers.modeling_outputs import CausalLMOutput
+
+
+{chunked}def summed_loss_without_logits(model, ids_BT, labels_BT, factor=1.0, forward=None, **more):
     \"\"\"Return the cross-entropy summed over the targets; the head of the model only hands its input over.
 
     `factor` is what the backward pass multiplies it by: 16 bits hold the gradients of that.
@@ -77,7 +72,8 @@ def exported_loss(kernel: str, chunk: str) -> str:
 
     `chunk` is an expression of the tokens of a chunk, in which `head` is the head.
     """
-    _, _, chunked = inspect.getsource(chunked_loss).partition("from torch import Tensor\n")
-    own = re.sub(r"  # type: ignore.*", "", chunked) if kernel == "chunked" else ""
-    imports = IMPORTS.format(liger=LIGER if kernel == "liger" else "")
-    return imports + FUNCTIONS.format(kernel=own, loss=KERNELS[kernel].format(chunk=chunk))
+    return FUNCTIONS.format(
+        liger=LIGER if kernel == "liger" else "",
+        chunked=f"{source_of(chunked_loss)}\n\n\n" if kernel == "chunked" else "",
+        loss=KERNELS[kernel].format(chunk=chunk),
+    )
