@@ -5,6 +5,8 @@ import csv
 import gzip
 import json
 import lzma
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import tiny
+from conftest import ROOT, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,6 +134,14 @@ def test_many_rows_are_encoded_by_processes_with_the_same_tokens(
     monkeypatch.setattr(token_processes, "num_cores", lambda: 2)
     (tmp_path / "rows.jsonl").write_bytes(LINES)
     assert tokens_of(tmp_path / "rows.jsonl") == expected
+
+
+def test_a_process_that_encodes_does_not_wait_for_torch() -> None:
+    """Which takes longer to load than it has to encode; a tokenizer needs neither it nor a model."""
+    modules = ("token_processes", "tokenizer", "conversation_rows")
+    imports = "".join(f"import pipeline.data._support.{name}; " for name in modules)
+    words = [sys.executable, "-c", f"{imports}import sys; sys.exit('torch' in sys.modules)"]
+    assert subprocess.run(words, cwd=ROOT).returncode == 0
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=3), st.none() | st.floats(allow_nan=False) | st.text())), st.data())

@@ -1,7 +1,6 @@
-"""Checkpoints of transformers, in a folder or on the hub: checked before anything runs, and never executed."""
+"""Checkpoints of transformers, in a folder or on the hub, checked before anything runs; it does not load torch."""
 
 import json
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,18 +12,12 @@ from unittest.mock import patch
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-import torch
-from torch import nn
-from torch._C._autograd import _profiler_enabled
-
 from pipeline.base.errors import InvalidInputError, first_line
 
 REFUSED = (401, 403)
 """HTTP status codes of a hub that refuses access."""
 SECONDS_TO_CONNECT = 5.0
 """How long the hub may take to answer before it counts as out of reach."""
-IN_ONE_THREAD = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
-"""Has transformers load weights without threads: a profiler counts what its own thread allocates alone."""
 
 
 @contextmanager
@@ -80,20 +73,6 @@ def _configuration(name: str, state: tuple[int, int] | None) -> Any:
     del state
     with hub_or_cache(name):
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
-
-
-def module_of(auto_class: str, name: str, config: Any, *, pretrained: bool) -> nn.Module:
-    """Return the module that a class of transformers makes of a configuration, to be trained, in float32."""
-    import transformers
-
-    auto = getattr(transformers, auto_class)
-    if pretrained:
-        with patch.dict(os.environ, IN_ONE_THREAD if _profiler_enabled() else {}), hub_or_cache(name):
-            module = auto.from_pretrained(name, config=config, dtype="float32", trust_remote_code=False)
-    else:
-        module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    trained: nn.Module = module.train()
-    return trained
 
 
 def check_weights(name: str, setting: str) -> None:

@@ -1,17 +1,23 @@
 """Models of transformers' classes, and what is known of one by its configuration, without building it."""
 
+import os
 from abc import abstractmethod
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
+import torch
 from torch import nn
+from torch._C._autograd import _profiler_enabled
 
 from pipeline.base.contracts import Model
-from pipeline.data._support.checkpoints import check_weights, module_of
+from pipeline.data._support.checkpoints import check_weights, hub_or_cache
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2")
 """Implementations of attention in transformers; the presets have all of them."""
+IN_ONE_THREAD = {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
+"""Has transformers load weights without threads: a profiler counts what its own thread allocates alone."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -47,8 +53,17 @@ class TransformersModel(Model):
         """Return transformers' configuration of model `name`, changed by the settings of this family."""
 
     def module(self, name: str, vocabulary_size: int) -> nn.Module:
-        """Return transformers' module of the model, to be trained."""
-        return module_of(self.auto_class, name, self.configuration(name, vocabulary_size), pretrained=self.pretrained)
+        """Return transformers' module of the model, to be trained, in float32."""
+        import transformers
+
+        auto, config = getattr(transformers, self.auto_class), self.configuration(name, vocabulary_size)
+        if self.pretrained:
+            with patch.dict(os.environ, IN_ONE_THREAD if _profiler_enabled() else {}), hub_or_cache(name):
+                module = auto.from_pretrained(name, config=config, dtype="float32", trust_remote_code=False)
+        else:
+            module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        trained: nn.Module = module.train()
+        return trained
 
     def check_weights(self, name: str) -> None:
         """Check the files of pretrained weights."""
