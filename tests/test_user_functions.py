@@ -218,7 +218,7 @@ def test_lazy_layers_get_shapes_and_what_an_lstm_keeps_is_predicted(code: Path, 
 def test_weights_of_another_type_are_said(code: Path) -> None:
     code.write_text(LEAVES.replace("NUM", "3").replace("TYPE", ".bfloat16()"))
     experiment = tiny(model="own_code:build")
-    assert experiment.model.note("own_code:build") == (
+    assert experiment.description.note == (
         "the weights of own_code:build are as its function returns them: 100 % in bfloat16"
     )
 

@@ -90,8 +90,6 @@ class RandomInput:
 class Description:
     """The properties of a model that are known before it is built."""
 
-    kind: str
-    """Its inputs: `tokens` or `vectors`."""
     max_sequence_length: int | None = None
     """Maximum sequence length in tokens; None if there is no limit."""
     vocabulary_size: int | None = None
@@ -103,13 +101,20 @@ class Description:
     activation: str | None = None
     """transformers' name of the activation function of its layers, if they have one of them."""
     inputs: tuple[RandomInput, ...] = ()
-    """What a model that takes vectors takes, its targets last."""
+    """What a model that takes vectors and no tokens takes, its targets last."""
     published_type: str | None = None
     """torch's name of the type of the weights in its checkpoint; None if it is not known or begins at random ones."""
     pairs: bool = False
     """Whether its examples are pairs of a chosen and a rejected answer."""
     needs_whole_batch: bool = False
     """Whether its loss compares the examples of a batch, so that smaller micro-batches are another training."""
+    note: str | None = None
+    """What a user needs to know of how it is trained, a sentence."""
+
+    @property
+    def kind(self) -> str:
+        """Its inputs: `tokens` or `vectors`."""
+        return "vectors" if self.inputs else "tokens"
 
 
 SMALLEST_VOCABULARY = 300
@@ -170,10 +175,6 @@ class Model(Settings, ABC):
                 return self.build(name, vocabulary_size)
         except Exception as error:  # whatever the model's code raises
             raise _not_built(name, error, without) from error
-
-    def note(self, name: str) -> str | None:
-        """Return what a user needs to know of how model `name` is trained, a sentence, or None."""
-        return None
 
     def inputs(self, name: str, prepared: "Prepared", seed: int) -> "Prepared":
         """Return the sequences of a corpus as model `name` takes them: here as they are.

@@ -134,11 +134,6 @@ class Experiment:
         """Whether each micro-batch is as long as its longest document."""
         return self.settings.sequences in VARYING and self.corpus.kind == "tokens"
 
-    @property
-    def model_note(self) -> str | None:
-        """What to know of how its model is trained, a sentence, or None."""
-        return self.model.note(self.settings.model)
-
     def notes(self, hardware: Hardware) -> tuple[str, ...]:
         """Return what a reader of its prediction on `hardware` needs to know, a sentence each."""
         notes = [note for each in self.techniques for note in each.notes(self.settings, hardware, self.model)]

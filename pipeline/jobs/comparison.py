@@ -59,7 +59,7 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
     check_machines(first)
     about = environment(first.device)
     notes = (
-        *dict.fromkeys(one.model_note for one in experiments),
+        *dict.fromkeys(one.description.note for one in experiments),
         *corpus_notes(first),
         lengths_note(first),
         evaluation_note(first),

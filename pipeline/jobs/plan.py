@@ -229,7 +229,7 @@ def _card_plan(
         *counted_causes(causes.values(), len(experiments)),
         *notes_on(experiments, target),
         *map(_lengths_note, {one.settings.sequences: one for one in experiments}.values()),
-        *(note for one in experiments[:1] for note in (one.model_note, evaluation_note(one))),
+        *(note for one in experiments[:1] for note in (one.description.note, evaluation_note(one))),
         *(note for one in experiments[:1] if lengths_up_to is None for note in corpus_notes(one)),
     ]
     alone = [row for row in ordered if row.accumulation_steps == 1]  # others keep all gradients in any case
@@ -297,6 +297,8 @@ def _refuse_hopeless(card: CardPlan, experiment: Experiment, target: Hardware) -
             f"the parameters must fit the budget: those of {experiment.settings.model} alone take "
             f"{parameters / MIB:,.1f} MiB, {missing:,.1f} MiB more than the {card.budget_bytes / MIB:,.1f} MiB; choose "
             + "; ".join(
-                filter(None, ("a smaller model or a larger card", *experiment.notes(target), experiment.model_note))
+                filter(
+                    None, ("a smaller model or a larger card", *experiment.notes(target), experiment.description.note)
+                )
             )
         )

@@ -29,6 +29,7 @@ class Contrastive(TaskModel):
         config = self.configuration(name, 1)
         vision, text = config.vision_config, config.text_config
         return self.description_of(
+            name,
             config,
             RandomInput("pixel_values", (vision.num_channels, vision.image_size, vision.image_size)),
             RandomInput("input_ids", (None,), num_values=text.vocab_size),

@@ -54,6 +54,7 @@ class Ctc(TaskModel):
         blank = config.pad_token_id
         first, end = (1, config.vocab_size) if blank == 0 else (0, blank)
         return self.description_of(
+            name,
             config,
             RandomInput("input_values", (num_samples,)),
             RandomInput("labels", (None,), num_values=end, first=first),

@@ -32,7 +32,6 @@ class EncoderStack(Model):
                 f"{self.width}; change one of them"
             )
         return Description(
-            kind="vectors",
             inputs=(RandomInput("inputs", (None, self.width)), RandomInput("targets", (None, self.width))),
         )
 

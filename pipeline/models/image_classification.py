@@ -28,6 +28,7 @@ class ImageClassification(TaskModel):
         height, width = (size, size) if isinstance(size, int) else size
         channels = getattr(config, "num_channels", 3)
         return self.description_of(
+            name,
             config,
             RandomInput("pixel_values", (channels, height, width)),
             RandomInput("labels", (), num_values=config.num_labels),

@@ -34,6 +34,7 @@ class ImageText(TaskModel):
         config = self.configuration(name, 1)
         vision, text = config.vision_config, config.text_config
         return self.description_of(
+            name,
             config,
             RandomInput("pixel_values", (vision.num_channels, vision.image_size, vision.image_size)),
             RandomInput("input_ids", (None,), num_values=config.image_token_id),

@@ -18,6 +18,7 @@ class SpeechRecognition(TaskModel):
         """Return the description that the configuration gives, with the shapes of the sound and of its text."""
         config = self.configuration(name, 1)
         return self.description_of(
+            name,
             config,
             RandomInput("input_features", (config.num_mel_bins, 2 * config.max_source_positions)),
             RandomInput("labels", (None,), num_values=config.vocab_size),

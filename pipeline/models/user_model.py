@@ -43,19 +43,8 @@ class UserModel(Model):
         trainable = _built_for_shape(self, name)
         if trainable.loss is _token_loss:
             _check_logits(self, name)
-        return Description(
-            kind="tokens",
-            max_sequence_length=position_limit(getattr(trainable.module, "config", None)),
-        )
-
-    def note(self, name: str) -> str | None:
-        """Return of which types the weights are, if not all are in float32."""
-        parameters = _built_for_shape(self, name).module.parameters()
-        sizes = summed((str(one.dtype).removeprefix("torch."), one.numel()) for one in parameters)
-        if {*sizes} <= {"float32"}:
-            return None
-        shares = ", ".join(f"{100 * count / sizes.total():.0f} % in {kind}" for kind, count in sizes.most_common())
-        return f"the weights of {name} are as its function returns them: {shares}"
+        limit = position_limit(getattr(trainable.module, "config", None))
+        return Description(max_sequence_length=limit, note=_note_of_types(name, trainable.module))
 
     def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:
         """Return the sequences as they are, which must have token ids unless the function returns a loss too."""
@@ -126,6 +115,15 @@ def _why_inseparable(model: UserModel, name: str, soft_cap: bool) -> str | None:
     if trainable.head is None and trainable.loss is not _token_loss:
         return Model.inseparable_head(model, name, soft_cap=soft_cap)
     return why_inseparable(name, trainable, soft_cap)
+
+
+def _note_of_types(name: str, module: nn.Module) -> str | None:
+    """Return of which types the weights are, if not all are in float32."""
+    sizes = summed((str(one.dtype).removeprefix("torch."), one.numel()) for one in module.parameters())
+    if {*sizes} <= {"float32"}:
+        return None
+    shares = ", ".join(f"{100 * count / sizes.total():.0f} % in {kind}" for kind, count in sizes.most_common())
+    return f"the weights of {name} are as its function returns them: {shares}"
 
 
 def _lists(module: nn.Module) -> list[list[nn.Module]]:

@@ -197,7 +197,7 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
     base = configurations.experiment(space.choices[0])
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     experiments = [configurations.experiment(choice) for choice in varied]
-    of_models = dict.fromkeys(note for one in experiments if (note := one.model_note))
+    of_models = dict.fromkeys(note for one in experiments if (note := one.description.note))
     of_each = {(one.settings.sequences, one.settings.sequence_length): one for one in experiments}
     lengths = [note for one in of_each.values() for note in (lengths_note(one), evaluation_note(one)) if note]
     problem = ExperimentProblem(

@@ -149,7 +149,6 @@ def _description(family: CausalModel, name: str) -> Description:
     published = name not in UNPUBLISHED
     has_own_tokenizer = published and has_tokenizer(name)
     return Description(
-        kind="tokens",
         max_sequence_length=position_limit(config),
         vocabulary_size=family.vocabulary_size or (config.vocab_size if published else None),
         tokenizer=HUB_NAMES.get(name, name) if has_own_tokenizer or family.pretrained else None,

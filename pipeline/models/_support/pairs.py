@@ -13,14 +13,11 @@ class PairModel(CausalModel):
 
     def describe(self, name: str) -> Description:
         """Return the description that the configuration gives; examples are pairs."""
-        return replace(super().describe(name), pairs=True)
-
-    def note(self, name: str) -> str:
-        """Return a sentence about what pairs it is trained on."""
-        return (
+        note = (
             f"{name} is trained for {self.task} on pairs of a chosen and a rejected answer, those of corpus=chat, or "
             "of any other corpus made-up ones of two sequences; micro_batch_size and effective_batch_size count pairs"
         )
+        return replace(super().describe(name), pairs=True, note=note)
 
     def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:
         """Return the pairs of a corpus or, of one without pairs, made-up ones.

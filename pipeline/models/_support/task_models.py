@@ -36,9 +36,10 @@ class TaskModel(TransformersModel):
         """Whether `name` is a folder or an `owner/name` of the hub whose configuration is for this task."""
         return task_of(name) == cls.task
 
-    def description_of(self, config: Any, *inputs: RandomInput, **more: Any) -> Description:
-        """Return the description of a model whose inputs are made up; `more` are other fields of it."""
-        return Description(kind="vectors", inputs=inputs, published_type=self.published_type(config), **more)
+    def description_of(self, name: str, config: Any, *inputs: RandomInput, **more: Any) -> Description:
+        """Return the description of a model whose `inputs`, if any, are made up; `more` are other fields of it."""
+        note = f"{name} is trained for {self.task}, by transformers' {self.auto_class}: {self.made_of}"
+        return Description(inputs=inputs, published_type=self.published_type(config), note=note, **more)
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model with the layers that transformers checkpoints, and its own loss."""
@@ -70,10 +71,6 @@ class TaskModel(TransformersModel):
         """Return a configuration with what the task needs."""
         return config
 
-    def note(self, name: str) -> str:
-        """Return for which task it is trained, and that of what."""
-        return f"{name} is trained for {self.task}, by transformers' {self.auto_class}: {self.made_of}"
-
     def has_layers(self, name: str) -> bool:
         """Whether transformers checkpoints layers of its class."""
         return _has_layers(self.model_copy(update={"pretrained": False}), name, self.identity(name))
@@ -94,13 +91,13 @@ class TextTask(TaskModel):
         """Return the description that the configuration gives."""
         config = self.configuration(name, 1)
         needs_tokenizer = self.pretrained or has_tokenizer(name)
-        return Description(
-            kind="tokens",
+        return self.description_of(
+            name,
+            config,
             max_sequence_length=position_limit(config),
             vocabulary_size=config.vocab_size,
             tokenizer=name if needs_tokenizer else None,
             needs_tokenizer=needs_tokenizer,
-            published_type=self.published_type(config),
         )
 
     def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:
