@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pipeline.base.errors import InvalidInputError, first_line, origin
 from pipeline.base.host_memory import WithinHostMemory
 from pipeline.base.settings import Settings
+from pipeline.base.user_functions import once_of_each
 
 BF16_CAPABILITY = (8, 0)
 """CUDA compute capability from which on there are bf16 and tf32: Ampere."""
@@ -144,6 +145,15 @@ class Model(Settings, ABC):
         """Return the family with random weights in place of those of a checkpoint."""
         return self.model_copy(update={"pretrained": False}) if getattr(self, "pretrained", False) else self
 
+    def structure(self, name: str) -> Trainable:
+        """Return model `name` as built_for_structure() does, with random weights; it is shared, and not to be changed.
+
+        Raises:
+            InvalidInputError: it cannot be built in its shape.
+
+        """
+        return _structure(self.with_random_weights(), name)
+
     def built_for_structure(self, name: str, vocabulary_size: int = SMALLEST_VOCABULARY) -> Trainable:
         """Return model `name` on the meta device or, if its code needs the values of tensors, built with them.
 
@@ -216,6 +226,11 @@ class Model(Settings, ABC):
         `soft_cap` says whether what computes it can cap the logits.
         """
         return f"the loss of {name} is its own, and not the cross-entropy of a head's logits"
+
+
+@once_of_each
+def _structure(model: Model, name: str) -> Trainable:
+    return model.built_for_structure(name)
 
 
 def _not_built(name: str, error: Exception, without: str) -> InvalidInputError:

@@ -112,16 +112,24 @@ def digest(name: str) -> str:
     return module_digest(find(name).__module__)
 
 
+def version_of(name: str) -> str:
+    """Return a text that changes with the code of a user's function, or with the configuration in a model's folder."""
+    if is_function_name(name):
+        return digest(name)
+    file = Path(name) / "config.json"
+    return f"{(state := file.stat()).st_mtime_ns} {state.st_size}" if file.is_file() else ""
+
+
 def once_of_each(function: Callable[[Family, str, *Others], Found]) -> Callable[[Family, str, *Others], Found]:
-    """Cache function(family, name, ...) by its arguments and, if `name` is a user's function, by that one's code."""
+    """Cache function(family, name, ...) by its arguments and by the version of what `name` is."""
 
     @lru_cache
-    def called(_code: str, family: Family, name: str, others: tuple[*Others]) -> Found:
+    def called(_version: str, family: Family, name: str, others: tuple[*Others]) -> Found:
         return function(family, name, *others)
 
     @wraps(function)
     def remembered(family: Family, name: str, *others: *Others) -> Found:
-        return called(digest(name) if is_function_name(name) else "", family, name, others)
+        return called(version_of(name), family, name, others)
 
     return remembered
 

@@ -1,12 +1,12 @@
 """Causal language models of transformers, which are trained to predict the next token."""
 
-from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from pipeline.base.contracts import Batch, Trainable
+from pipeline.base.user_functions import once_of_each
 from pipeline.models._support.causal_models import PRESETS, CausalModel, decoder_layers
 from pipeline.models._support.document_masks import why_documents_join
 from pipeline.models._support.heads import head_of, token_loss, why_inseparable
@@ -33,23 +33,23 @@ class CausalLm(CausalModel):
         """Return None for a preset; any other model is built on the meta device and its head is checked."""
         if name in PRESETS:
             return None
-        return _why_inseparable(self.with_random_weights(), name, soft_cap)
+        return _why_inseparable(self, name, soft_cap)
 
     def inseparable_documents(self, name: str) -> str | None:
         """Return None for a preset; any other model is built on the meta device and called."""
         if name in PRESETS:
             return None
-        return _why_documents_join(self.with_random_weights(), name)
+        return _why_documents_join(self, name)
 
 
-@lru_cache
+@once_of_each
 def _why_inseparable(model: CausalLm, name: str, soft_cap: bool) -> str | None:
-    return why_inseparable(name, model.built_for_structure(name, 1), soft_cap)
+    return why_inseparable(name, model.structure(name), soft_cap)
 
 
-@lru_cache
+@once_of_each
 def _why_documents_join(model: CausalLm, name: str) -> str | None:
-    return why_documents_join(name, model.built_for_structure(name, 1).module)
+    return why_documents_join(name, model.structure(name).module)
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:

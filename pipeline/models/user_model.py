@@ -40,7 +40,7 @@ class UserModel(Model):
             InvalidInputError: it cannot be built, or does not return the logits of all positions.
 
         """
-        trainable = _built_for_shape(self, name)
+        trainable = self.structure(name)
         if trainable.loss is _token_loss:
             _check_logits(self, name)
         limit = position_limit(getattr(trainable.module, "config", None))
@@ -48,7 +48,7 @@ class UserModel(Model):
 
     def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:
         """Return the sequences as they are, which must have token ids unless the function returns a loss too."""
-        trainable = _built_for_shape(self, name)
+        trainable = self.structure(name)
         names = prepared.train.batch([0]).keys() if len(prepared.train) else ["input_ids"]
         if trainable.loss is _token_loss and "input_ids" not in names:
             raise InvalidInputError(
@@ -59,7 +59,7 @@ class UserModel(Model):
 
     def has_layers(self, name: str) -> bool:
         """Whether the model has them, or the function names some."""
-        return bool(_built_for_shape(self, name).layers)
+        return bool(self.structure(name).layers)
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the function's model with its layers and its loss."""
@@ -99,19 +99,8 @@ class UserModel(Model):
 
 
 @once_of_each
-def _built_for_shape(model: UserModel, name: str) -> Trainable:
-    """Return the model, of which no weights are made where its code allows that.
-
-    Raises:
-        InvalidInputError: it cannot be built.
-
-    """
-    return model.built_for_structure(name)
-
-
-@once_of_each
 def _why_inseparable(model: UserModel, name: str, soft_cap: bool) -> str | None:
-    trainable = _built_for_shape(model, name)
+    trainable = model.structure(name)
     if trainable.head is None and trainable.loss is not _token_loss:
         return Model.inseparable_head(model, name, soft_cap=soft_cap)
     return why_inseparable(name, trainable, soft_cap)
@@ -178,7 +167,7 @@ def _check_logits(model: UserModel, name: str) -> None:
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    module = _built_for_shape(model, name).module
+    module = model.structure(name).module
     try:
         with suppress(ValueError):  # traced code has no signature
             inspect.signature(module.forward).bind(None)

@@ -236,13 +236,8 @@ class _Inside(NamedTuple):
 
 @once_of_each
 def _inside_layers(model: Model, name: str) -> _Inside:
-    """Return the parameters inside the layers of a model; no weights are made if its code allows that.
-
-    Raises:
-        InvalidInputError: the model cannot be built.
-
-    """
-    built = model.with_random_weights().built_for_structure(name)
+    """Return the parameters inside the layers of a model; raise InvalidInputError if it cannot be built."""
+    built = model.structure(name)
     linear, others, num_in_others = dict[str, None](), dict[str, None](), 0
     for layer in built.layers:
         found = linear_layers(layer)

@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Mathematics, Stage, Step, Technique, without_layers
-from pipeline.base.user_functions import once_of_each
 from pipeline.memory.attention_saved import attention_saved_contexts
 from pipeline.techniques._support.offloading import offloaded_checkpoint
 
@@ -92,7 +91,7 @@ class Checkpointing(Technique):
         yield from without_layers(self, settings, model)
         if _parts(self.checkpointing):
             try:
-                self.by_layer(_num_layers(model, settings.model))
+                self.by_layer(len(model.structure(settings.model).layers))
             except InvalidInputError as error:
                 yield str(error)
 
@@ -134,12 +133,6 @@ class Checkpointing(Technique):
                 if policy != NONE:
                     layer.forward = partial(functions[policy], layer.forward)
         return step
-
-
-@once_of_each
-def _num_layers(model: Model, name: str) -> int:
-    """Return how many layers model `name` has."""
-    return len(model.with_random_weights().built_for_structure(name).layers)
 
 
 def _parts(text: str) -> list[tuple[str, range]]:

@@ -162,7 +162,7 @@ class LossKernel(Technique):
 @once_of_each
 def _adapts_head(model: Model, name: str, targets: str) -> bool:
     """Whether the head of model `name` is one of the modules that get an adapter."""
-    built = model.with_random_weights().built_for_structure(name)
+    built = model.structure(name)
     return built.head is not None and built.head.layer in adapted_modules(built.module, built.layers, targets)
 
 

@@ -107,7 +107,7 @@ class TensorParallel(Technique):
                 "reshard_after_forward must be true or false with tensor_parallel, since torch makes the groups of a "
                 f"number from all ranks, and is {settings.reshard_after_forward}; set it to true or false"
             )
-        if reason := _indivisible(model.with_random_weights(), settings.model, count):
+        if reason := _indivisible(model, settings.model, count):
             yield reason
 
     def export(self, target: str) -> Exported | None:
@@ -277,7 +277,7 @@ def _shared(model: nn.Module) -> list[nn.Parameter]:
 @once_of_each
 def _indivisible(model: Model, name: str, num_parts: int) -> str | None:
     """Return why a model cannot be divided among so many ranks."""
-    module = model.built_for_structure(name).module
+    module = model.structure(name).module
     rule, plan = "tensor_parallel divides a model as its plan in transformers says (base_model_tp_plan)", _plan(module)
     if not plan:
         return f"{rule}, and {name} has none; set tensor_parallel=1, and sharding=fsdp to divide it"

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.user_functions import version_of
 
 REFUSED = (401, 403)
 """HTTP status codes of a hub that refuses access."""
@@ -50,10 +51,8 @@ def read_configuration(name: str, *, pretrained: bool) -> Any:
         InvalidInputError: it cannot be loaded, or its weights are to be loaded and are quantized.
 
     """
-    file = Path(name) / "config.json"
-    state = file.stat() if file.is_file() else None
     try:
-        config = deepcopy(_configuration(name, state and (state.st_mtime_ns, state.st_size)))
+        config = deepcopy(_configuration(name, version_of(name)))
     except (OSError, ValueError) as error:
         raise InvalidInputError(
             f"the configuration of {name} could not be loaded: {why_unread(error)}, or name a preset, such as gpt2, "
@@ -66,11 +65,10 @@ def read_configuration(name: str, *, pretrained: bool) -> Any:
 
 
 @lru_cache
-def _configuration(name: str, state: tuple[int, int] | None) -> Any:
+def _configuration(name: str, _version: str) -> Any:
     """Return transformers' configuration; that of a folder is read again when its file has changed."""
     from transformers import AutoConfig
 
-    del state
     with hub_or_cache(name):
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
 

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -73,7 +72,7 @@ class TaskModel(TransformersModel):
 
     def has_layers(self, name: str) -> bool:
         """Whether transformers checkpoints layers of its class."""
-        return _has_layers(self.model_copy(update={"pretrained": False}), name, self.identity(name))
+        return bool(self.structure(name).layers)
 
     def inseparable_documents(self, name: str) -> str | None:
         """Return that no task but causal language modelling packs documents."""
@@ -190,12 +189,6 @@ def with_decoder_start(config: Any) -> Any:
     if getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = config.pad_token_id
     return config
-
-
-@lru_cache
-def _has_layers(model: TaskModel, name: str, identity: str) -> bool:
-    del identity
-    return bool(model.built_for_structure(name, 1).layers)
 
 
 def _layers(module: nn.Module) -> tuple[nn.Module, ...]:
