@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -75,12 +75,22 @@ def data_parallel(step: Step) -> Step:
     _share_a_zero(step.trainable.module)
     arguments: dict[str, bool] = {"gradient_as_bucket_view": True, "init_sync": False, _syncs_buffers(): False}
     loss = DistributedDataParallel(LossModule(step.trainable), **arguments)  # type: ignore[arg-type]
-    sums = _Sums(step.ranks, [])
-    loss.register_comm_hook(sums, _sum_over_ranks)
-    updates = count()
+    begun, updates = list[dist.Work](), count()
+
+    def sum_over_ranks(_: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        step.ranks.entered()
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None  # it is asynchronous
+        begun.append(work)
+        summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return summed
+
+    loss.register_comm_hook(None, sum_over_ranks)
 
     def zero_gradients(optimizer: Optimizer) -> None:
-        sums.release_buckets()
+        for work in begun:  # NCCL holds a bucket until its sum is waited for, or a thread of its own sees its end
+            work.wait()
+        begun.clear()
         if next(updates) == 0:
             _share_a_zero(step.trainable.module)
         else:
@@ -167,27 +177,3 @@ def _syncs_buffers() -> str:
     """Return the name of the argument that makes rank 0's buffers those of all ranks before each forward pass."""
     newer, older = "forward_sync_buffers", "broadcast_buffers"
     return newer if newer in signature(DistributedDataParallel).parameters else older
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """The sums of gradients over all ranks that have begun since the last update."""
-
-    ranks: Ranks
-    begun: list[dist.Work]
-
-    def release_buckets(self) -> None:
-        """Let go of the buckets, which NCCL holds until a sum is waited for, or a thread of its own sees its end."""
-        for work in self.begun:
-            work.wait()
-        self.begun.clear()
-
-
-def _sum_over_ranks(sums: _Sums, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Return the future sum of a bucket over all ranks: a communication hook of DDP."""
-    sums.ranks.entered()
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None  # it is asynchronous
-    sums.begun.append(work)
-    summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
-    return summed
