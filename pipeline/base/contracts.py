@@ -40,6 +40,10 @@ class Hardware:
     count: int | None = None
     """GPUs of the machine, or the CPU's cores that a process may use; None if it need not be in this machine."""
 
+    def is_older_than(self, capability: tuple[int, int]) -> bool:
+        """Whether it is a CUDA device of a lower compute capability."""
+        return self.capability is not None and self.capability < capability
+
     @property
     def name_of_one(self) -> str:
         """The name of a card without how many there are of it."""

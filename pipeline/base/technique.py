@@ -133,6 +133,32 @@ def without_layers(technique: "Technique", settings: Any, model: Model) -> Itera
         )
 
 
+def idle_settings(technique: type["Technique"], value: Any) -> dict[str, Any]:
+    """Return the settings that mean nothing beside a value of a technique's first one, each with a value of their own.
+
+    `qlora_...` is a setting of the value `qlora`; one without such a name is of every value but the default.
+    """
+    (_, switch), *others = technique.model_fields.items()
+    values = get_args(switch.annotation)
+    another = next((one for one in values if one != switch.default), True)
+    idle = {}
+    for name, _ in others:
+        owners = [one for one in values if name.startswith(f"{one}_")]
+        if value == switch.default or (owners and not any(one in str(value) for one in owners)):
+            idle[name] = max(owners, key=len, default=another)
+    return idle
+
+
+def without_idle(technique: "Technique", *but: str) -> Iterator[str]:
+    """Yield that a setting was changed which means nothing beside the first one, `but` for these."""
+    switch, given = next(iter(technique))
+    for name, owner in idle_settings(type(technique), given).items():
+        value, default = getattr(technique, name), type(technique).model_fields[name].default
+        if value != default and name not in but:
+            is_set = f"{name}={str(value).lower()} is a setting of {switch}={owner}, and {switch} is {given}"
+            yield f"{is_set}; set {switch}={owner}, or {name}={str(default).lower()}"
+
+
 def _stacked(*contexts: Context) -> Context:
     """Return a context that enters all of these, the first one outermost."""
 
@@ -227,8 +253,6 @@ class Technique(Settings, ABC):
 
     stage: ClassVar[Stage] = Stage.MODEL
     """When it is applied; techniques of one stage are applied in the order of their names."""
-    task: ClassVar[str | None] = None
-    """The task that it is a part of, if it is of one alone: runs of other tasks do not show its settings."""
 
     @property
     @abstractmethod

@@ -24,6 +24,11 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, number + 1) if number % n == 0)
 
 
+def powers_of_two(most: int) -> tuple[int, ...]:
+    """Return the powers of two up to a number, the smallest first."""
+    return tuple(2**power for power in range(most.bit_length()))
+
+
 def parse_budget(text: str, total_bytes: int, what: str = "a budget") -> int:
     """Return the budget in bytes; a percentage is of `total_bytes`, the device's memory; messages call it `what`.
 

@@ -5,18 +5,21 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, create_model, field_validator
 
 from pipeline.base.contracts import Corpus, Model, SequencesKind
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.settings import RESULTS, Settings
-from pipeline.base.technique import Technique
+from pipeline.base.technique import Technique, idle_settings
 from pipeline.base.user_functions import Family, classes_in
 from pipeline.config.given import dotted
 from pipeline.config.user_techniques import user_techniques
 from pipeline.models._support.tasks import CLASSES, OF_PAIRS
+
+OF_DPO = "reference"
+"""The technique that is a part of task=dpo: runs of other tasks do not show it."""
 
 
 def discover(package: str, family: type[Family]) -> dict[str, type[Family]]:
@@ -135,21 +138,12 @@ def default_values() -> dict[str, Any]:
 def in_use(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without those of techniques that are not in use, and of values that a technique does not have.
 
-    A technique of one task is not in use in others. Whether another is in use is said by its first setting, and
-    `qlora_...` is a setting of the value `qlora`. A setting that differs from its default stays.
+    Whether one is in use is said by its first setting. A setting that differs from its default stays.
     """
-    left_out: set[str] = set()
+    left_out = set() if params.get("task") == "dpo" else {OF_DPO}
     for technique in TECHNIQUES.values():
-        switch, *others = technique.model_fields
-        if switch not in params:
-            continue
-        if technique.task is not None and params.get("task") != technique.task:
-            left_out |= technique.model_fields.keys()
-            continue
-        value, default = params[switch], technique.model_fields[switch].default
-        for name in others:
-            of = [one for one in get_args(technique.model_fields[switch].annotation) if name.startswith(f"{one}_")]
-            if value == default or (of and not any(one in str(value) for one in of)):
-                left_out.add(name)
+        switch = next(iter(technique.model_fields))
+        if switch in params:
+            left_out |= idle_settings(technique, params[switch]).keys()
     defaults = default_values()
     return {name: value for name, value in params.items() if name not in left_out or value != defaults[name]}

@@ -10,7 +10,7 @@ from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.ranks import data_ranks_in_settings, num_data_ranks
 from pipeline.base.technique import Mathematics, Step, Technique
-from pipeline.base.units import divisors
+from pipeline.base.units import divisors, powers_of_two
 
 USUAL_MICRO_BATCH_SIZE = 8
 """Sequences in one forward pass where nothing is said of the batch."""
@@ -50,7 +50,7 @@ class Accumulation(Technique):
         count = hardware.count or 1
         if hardware.kind != "cuda":
             return (1,)
-        return (*(2**power for power in range(count.bit_length()) if 2**power < count), count)
+        return tuple(sorted({*powers_of_two(count), count}))
 
     def resolved(self, tensor_parallel: int) -> Self:
         """Return a copy with all four numbers; with world_size, two of the others must give the third exactly.

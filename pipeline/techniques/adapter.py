@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, PositiveInt
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pipeline.base.contracts import Hardware, Model, Trainable
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of, without_idle
 from pipeline.base.user_functions import once_of_each
 from pipeline.techniques._support import lora, quantized_layers
 from pipeline.techniques._support.lora import add_adapters, is_target, linear_layers, outside_layers
@@ -77,13 +77,7 @@ class Adapter(Technique):
                 "adapter_weights=bfloat16 needs no loss scaling, and precision=fp16 scales the loss and rounds the "
                 "adapters a second time; set precision=bf16 or fp32, or adapter_weights=float32"
             )
-        for name, field in type(self).model_fields.items():
-            of = "qlora" if name.startswith("qlora_") else "lora"
-            if self.adapter not in ("qlora", of) and name != "adapter" and getattr(self, name) != field.default:
-                yield (
-                    f"{name} is a setting of adapter={of}, and adapter is {self.adapter} and {name} "
-                    f"{getattr(self, name)}; set adapter={of} or {name}={field.default}"
-                )
+        yield from without_idle(self)
         if self.adapter == "qlora":
             yield from self._refusals_of_qlora(settings)
         missing = [name for name in self._packages if find_spec(name) is None]
@@ -115,13 +109,13 @@ class Adapter(Technique):
             )
 
     def _refusals_of_kernels(self, hardware: Hardware) -> Iterator[str]:
-        capability = hardware.capability
-        if self.qlora_weights == "int8" and (capability is None or capability < EIGHT_BIT_CAPABILITY):
+        is_older = hardware.is_older_than(EIGHT_BIT_CAPABILITY)
+        if self.qlora_weights == "int8" and (hardware.capability is None or is_older):
             yield (
                 "qlora_weights=int8 needs bitsandbytes' product of 8-bit numbers, from compute capability 7.5 (Turing) "
                 f"on, and the device is {hardware.name}; set qlora_weights=nf4"
             )
-        if capability is not None and capability < FOUR_BIT_CAPABILITY:
+        if hardware.is_older_than(FOUR_BIT_CAPABILITY):
             yield (
                 "adapter=qlora needs bitsandbytes' kernels for 4-bit weights, from compute capability 6.0 (Pascal) on, "
                 f"and {hardware.name} is older; set adapter=lora"

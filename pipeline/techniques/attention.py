@@ -72,7 +72,7 @@ def _refusals_of_flash(settings: Any, hardware: Hardware) -> Iterator[str]:
         )
     if hardware.kind != "cuda":
         yield f"attention=flash needs a CUDA GPU, and the device is {hardware.kind}; {remedy}"
-    if hardware.capability is not None and hardware.capability < FLASH_CAPABILITY:
+    if hardware.is_older_than(FLASH_CAPABILITY):
         needed = "attention=flash needs compute capability 8.0 (Ampere) or newer"
         yield f"{needed}, and {hardware.name} is older; {remedy}"
     if find_spec("flash_attn") is None:

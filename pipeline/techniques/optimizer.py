@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -11,11 +11,9 @@ from torch import nn
 
 from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, source_of, without_idle
 from pipeline.techniques._support.optimizers import IN_PLACE_OF_ADAMW, MuonAndAdamW, adamw_in_place_of, matrices_of
 
-Name = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "muon"]
-Implementation = Literal["fused", "foreach", "loop"]
 HAS_IMPLEMENTATIONS = ("adamw", "sgd", "muon")
 """Optimizers of which all, or for Muon AdamW's part, has torch's implementations."""
 EMBEDDINGS = "[part for part in model.modules() if isinstance(part, nn.Embedding)]"
@@ -30,9 +28,9 @@ class Optimizer(Technique):
 
     stage: ClassVar[Stage] = Stage.OPTIMIZER
 
-    optimizer: Name = "adamw"
+    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "muon"] = "adamw"
     """adamw, sgd, adafactor, muon (the layers' matrices; AdamW for others), or bitsandbytes' (paged_)adamw_8bit."""
-    optimizer_implementation: Implementation = "fused"
+    optimizer_implementation: Literal["fused", "foreach", "loop"] = "fused"
     """torch's fused; foreach, which holds intermediate copies of all parameters at once; or loop, of one at a time."""
     adamw_8bit_embeddings: Literal["float32", "8bit"] = "float32"
     """State of embeddings' weights in 8-bit AdamW: float32, as with transformers' Trainer, or 8bit."""
@@ -86,16 +84,7 @@ class Optimizer(Technique):
                 f"{self.optimizer} and optimizer_implementation {self.optimizer_implementation}; set "
                 "optimizer_implementation=fused, which changes nothing there"
             )
-        for name, field in type(self).model_fields.items():
-            if name in ("optimizer", "optimizer_implementation"):
-                continue
-            owner = max((each for each in get_args(Name) if name.startswith(f"{each}_")), key=len)
-            value = getattr(self, name)
-            if owner != self.optimizer.removeprefix("paged_") and value != field.default:
-                yield (
-                    f"{name} is a setting of optimizer={owner}, and optimizer is {self.optimizer} and {name} {value}; "
-                    f"set optimizer={owner} or {name}={field.default}"
-                )
+        yield from without_idle(self, "optimizer_implementation")
         if self.is_8bit and find_spec("bitsandbytes") is None:
             yield (
                 f"optimizer={self.optimizer} needs the package bitsandbytes, which is not installed; install it (pip "

@@ -45,7 +45,7 @@ class Precision(Technique):
         if hardware.kind == "cpu":
             is_older = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
         else:
-            is_older = hardware.capability is not None and hardware.capability < BF16_CAPABILITY
+            is_older = hardware.is_older_than(BF16_CAPABILITY)
         return TRIED_ON[f"older {hardware.kind}" if is_older else hardware.kind]
 
     def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
@@ -55,7 +55,7 @@ class Precision(Technique):
                 "tf32 needs a CUDA GPU of compute capability 8.0 (Ampere) or newer, and the device is "
                 f"{hardware.kind}; set precision=fp32"
             )
-        if self.precision in ("tf32", "bf16") and hardware.capability and hardware.capability < BF16_CAPABILITY:
+        if self.precision in ("tf32", "bf16") and hardware.is_older_than(BF16_CAPABILITY):
             yield (
                 f"{self.precision} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older; set "
                 "precision=fp16"

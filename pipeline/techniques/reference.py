@@ -20,7 +20,6 @@ class Reference(Technique):
     """
 
     stage: ClassVar[Stage] = Stage.LOSS
-    task: ClassVar[str | None] = "dpo"
 
     reference: Literal["frozen", "none"] = "frozen"
     """Of task=dpo: frozen: a copy of the weights that is not trained, or the model without its adapters; none: answers

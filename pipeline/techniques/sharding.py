@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from pipeline.base.contracts import Batch, Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.ranks import data_ranks_in_settings, num_data_ranks
-from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
+from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, without_idle
+from pipeline.base.units import powers_of_two
 from pipeline.techniques._support.data_parallel import (
     NEEDS_WHOLE_PARAMETERS,
     NOT_ON_CPU,
@@ -62,7 +63,7 @@ class Sharding(Technique):
         values = {
             "sharding": ("none", "fsdp"),
             "sharded_offloading": (False, True),
-            "sharding_replicas": tuple(2**power for power in range(count.bit_length()) if 2**power < count) or (1,),
+            "sharding_replicas": powers_of_two(max(1, count - 1)),
         }.get(setting, (True, False))
         return values if hardware.kind == "cuda" and count > 1 else values[:1]
 
@@ -81,7 +82,7 @@ class Sharding(Technique):
     def refusals(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
         """Yield which setting needs whole parameters, several ranks or passes, or FSDP2 itself."""
         if self.sharding == "none":
-            yield from self._needs_sharding()
+            yield from without_idle(self)
             return
         rule = "sharding=fsdp leaves each rank a part of every parameter"
         optimizer = settings.optimizer.removeprefix("paged_")
@@ -120,12 +121,6 @@ class Sharding(Technique):
                 "sharded_accumulation=false sums gradients after the last of several passes, and accumulation_steps is "
                 "1; set sharded_accumulation=true, or a smaller micro_batch_size"
             )
-
-    def _needs_sharding(self) -> Iterator[str]:
-        for name, field in type(self).model_fields.items():
-            if (value := getattr(self, name)) != field.default:
-                given = f"{name}={str(value).lower()}"
-                yield f"{given} is a setting of sharding=fsdp, and sharding is none; set sharding=fsdp"
 
     def _indivisible(self, num_ranks: int, name: str) -> Iterator[str]:
         """Yield that the ranks cannot be divided into so many copies, or those of a copy into so many parts."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pipeline.base.contracts import Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Exported, Mathematics, Step, Technique
+from pipeline.base.units import powers_of_two
 from pipeline.base.user_functions import once_of_each
 from pipeline.techniques._support.data_parallel import NEEDS_WHOLE_PARAMETERS, NOT_ON_CPU
 
@@ -68,7 +69,7 @@ class TensorParallel(Technique):
     def values_to_try(cls, setting: str, hardware: Hardware) -> tuple[Any, ...]:
         """Return powers of two up to the GPUs of a machine; on a CPU all ranks share one memory."""
         count = (hardware.count or 1) if hardware.kind == "cuda" else 1
-        return tuple(2**power for power in range(count.bit_length()))
+        return powers_of_two(count)
 
     def notes(self, settings: Any, hardware: Hardware, model: Model) -> Iterator[str]:
         """Yield that fake tensors have no ranks."""

@@ -66,7 +66,7 @@ class Weights(Technique):
                 "optimizer_in_backward updates what has a gradient, and weights=bfloat16_master copies of it; set "
                 "optimizer_in_backward=false or weights=bfloat16"
             )
-        if hardware.capability is not None and hardware.capability < BF16_CAPABILITY:
+        if hardware.is_older_than(BF16_CAPABILITY):
             yield (
                 f"weights={self.weights} needs compute capability 8.0 (Ampere) or newer, and {hardware.name} is older; "
                 "set weights=float32"
