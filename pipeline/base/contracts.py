@@ -129,7 +129,7 @@ SMALLEST_VOCABULARY = 300
 class Model(Settings, ABC):
     """A family of models; its fields are the settings `<family>.<field>`."""
 
-    names: ClassVar[tuple[str, ...]]
+    names: ClassVar[tuple[str, ...]] = ()
     """The values of the setting `model` that belong to this family."""
 
     @classmethod

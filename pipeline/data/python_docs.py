@@ -4,8 +4,7 @@ from pydoc_data.topics import topics
 from sys import version_info
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
-from pipeline.base.files import digest_of
-from pipeline.data._support.tokenizing import Source, prepare_text
+from pipeline.data._support.tokenizing import prepare_documents
 
 
 class PythonDocs(Corpus):
@@ -15,4 +14,4 @@ class PythonDocs(Corpus):
         """Return the topics' sequences; their text depends on the version of Python."""
         documents = [topics[name] for name in sorted(topics)]
         name = f"pydoc_data.topics of Python {version_info.major}.{version_info.minor}.{version_info.micro}"
-        return prepare_text(Source(name=name, digest=digest_of(documents), read=lambda _: documents), request)
+        return prepare_documents(name, documents, request)

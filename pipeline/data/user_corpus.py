@@ -14,7 +14,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import digest_of
 from pipeline.base.user_functions import call, digest, is_function_name, user_code_error
 from pipeline.data._support.tokenizer import Encoded
-from pipeline.data._support.tokenizing import About, Source, prepare_text, prepare_tokens
+from pipeline.data._support.tokenizing import About, Source, prepare_documents, prepare_tokens
 
 
 class UserCorpus(Corpus):
@@ -38,8 +38,7 @@ def _prepared(request: CorpusRequest, code: str) -> Prepared:
         return result
     if isinstance(result, Tensor):
         return _of_tokens(result, request)
-    documents = _documents(result, request.name)
-    return prepare_text(Source(name=request.name, digest=digest_of(documents), read=lambda _: documents), request)
+    return prepare_documents(request.name, _documents(result, request.name), request)
 
 
 def _documents(result: Any, name: str) -> list[str]:

@@ -13,7 +13,6 @@ from pipeline.models._support.task_models import TaskModel, set_image_size
 class Contrastive(TaskModel):
     """AutoModelForZeroShotImageClassification, on made-up images, each with sequence_length tokens."""
 
-    auto_class: ClassVar[str] = "AutoModelForZeroShotImageClassification"
     made_of: ClassVar[str] = (
         "made-up images and texts, of which each is compared with all others of its micro-batch, which must be the "
         "whole batch"

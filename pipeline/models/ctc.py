@@ -19,7 +19,6 @@ SAMPLES_PER_SECOND = 16_000
 class Ctc(TaskModel):
     """AutoModelForCTC, on made-up sound with sequence_length made-up labels: corpus=random_vectors."""
 
-    auto_class: ClassVar[str] = "AutoModelForCTC"
     made_of: ClassVar[str] = (
         "made-up sound and labels, without SpecAugment's masks and without dropped layers, of which a run has a random "
         "number"

@@ -13,7 +13,6 @@ USUAL_SIZE = 224
 class ImageClassification(TaskModel):
     """AutoModelForImageClassification, on made-up images: corpus=random_vectors."""
 
-    auto_class: ClassVar[str] = "AutoModelForImageClassification"
     made_of: ClassVar[str] = "made-up images and labels"
 
     image_size: PositiveInt | None = None

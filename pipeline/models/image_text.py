@@ -18,7 +18,6 @@ from pipeline.models._support.tasks import ELSEWHERE
 class ImageText(TaskModel):
     """AutoModelForImageTextToText, on made-up images, each among sequence_length tokens with its own."""
 
-    auto_class: ClassVar[str] = "AutoModelForImageTextToText"
     made_of: ClassVar[str] = "a made-up image at the beginning of each made-up text, which alone is predicted"
     types: ClassVar[tuple[str, ...]] = ("llava",)
     """One image of one size, and as many tokens for it in each sequence as it has patches."""

@@ -16,7 +16,6 @@ from pipeline.models._support.task_models import MakeInputs, TextTask, row_gener
 class MaskedLm(TextTask):
     """AutoModelForMaskedLM: hidden tokens of the corpus are predicted."""
 
-    auto_class: ClassVar[str] = "AutoModelForMaskedLM"
     made_of: ClassVar[str] = "tokens of the corpus are hidden, and predicted"
 
     masked_share: float = Field(default=0.15, gt=0, lt=1)

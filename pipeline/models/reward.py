@@ -1,6 +1,6 @@
 """Reward models: causal language models with a score, which is to be larger for the chosen answer of a pair."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,8 +13,6 @@ from pipeline.models._support.tasks import check_task
 
 class Reward(PairModel):
     """AutoModelForSequenceClassification with one score, of pairs of a chosen and a rejected answer."""
-
-    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model with a score in place of its head."""

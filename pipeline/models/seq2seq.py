@@ -14,7 +14,6 @@ from pipeline.models._support.task_models import MakeInputs, TextTask, with_deco
 class Seq2seq(TextTask):
     """AutoModelForSeq2SeqLM: the decoder repeats the first tokens of what the encoder reads."""
 
-    auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
     made_of: ClassVar[str] = "the decoder repeats the first tokens of each text of the corpus"
 
     target_length: PositiveInt | None = None

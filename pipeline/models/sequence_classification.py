@@ -14,7 +14,6 @@ from pipeline.models._support.task_models import MakeInputs, TextTask
 class SequenceClassification(TextTask):
     """AutoModelForSequenceClassification: texts of the corpus, with made-up labels."""
 
-    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
     made_of: ClassVar[str] = "texts of the corpus, with made-up labels"
 
     num_labels: PositiveInt | None = Field(default=None, ge=2)

@@ -9,7 +9,6 @@ from pipeline.models._support.task_models import TaskModel, with_decoder_start
 class SpeechRecognition(TaskModel):
     """AutoModelForSpeechSeq2Seq, on 30 seconds of made-up sound and sequence_length tokens: corpus=random_vectors."""
 
-    auto_class: ClassVar[str] = "AutoModelForSpeechSeq2Seq"
     made_of: ClassVar[str] = "made-up sound and text"
     types: ClassVar[tuple[str, ...]] = ("whisper",)
     """Mel bins over the time of 30 seconds."""

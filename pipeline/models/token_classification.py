@@ -14,7 +14,6 @@ from pipeline.models._support.task_models import MakeInputs, TextTask
 class TokenClassification(TextTask):
     """AutoModelForTokenClassification: texts of the corpus, with a made-up label for each token."""
 
-    auto_class: ClassVar[str] = "AutoModelForTokenClassification"
     made_of: ClassVar[str] = "texts of the corpus, with a made-up label for each token"
 
     num_labels: PositiveInt | None = Field(default=None, ge=2)

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,6 @@ PROBE = (2, 3)
 
 class UserModel(Model):
     """The result of build(vocabulary_size): an nn.Module from input ids to logits, or a Trainable."""
-
-    names: ClassVar[tuple[str, ...]] = ()
 
     layers: str | None = None
     """Name inside the module of the list of identical layers, such as decoder.blocks; by default the longest list."""

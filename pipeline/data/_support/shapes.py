@@ -213,15 +213,10 @@ def _unknown(row: Mapping[str, Any]) -> UnreadableRowError:
     for names, reason, command in OTHER_SHAPES:
         if {*names} <= {*row}:
             return UnreadableRowError(reason, detail, command)
-    turns = next(
-        (name for name, value in row.items() if isinstance(value, list) and value and _is_turn(value[0])), None
-    )
+    lists = {name: value for name, value in row.items() if isinstance(value, list) and value}
+    turns = next((name for name, (first, *_) in lists.items() if isinstance(first, Mapping) and len(first) > 1), None)
     remedy = NAME_PAIR if turns is None else f"name the field of their messages: --chat.fields.messages {turns}"
     return UnreadableRowError("have neither messages nor a prompt with a completion", detail, remedy)
-
-
-def _is_turn(value: object) -> bool:
-    return isinstance(value, Mapping) and len(value) > 1
 
 
 def _listed(row: Mapping[str, Any]) -> str:

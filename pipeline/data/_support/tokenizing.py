@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
@@ -16,7 +16,7 @@ import tokenizers
 
 from pipeline.base.contracts import CorpusRequest, Prepared
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.files import cache_folder
+from pipeline.base.files import cache_folder, digest_of
 from pipeline.base.progress import progress
 from pipeline.data._support.sequences import make_sequences
 from pipeline.data._support.token_processes import Encode, encoded, in_batches
@@ -83,6 +83,11 @@ def prepare_text(source: Source, request: CorpusRequest) -> Prepared:
     documents = replace(source, read=lambda count: _documents(source.read(count)))
     identity = (source.digest, own_tokenizer and tokenizer_identity(own_tokenizer), request.vocabulary_size)
     return prepare_tokens(tokenize, identity, source, request)
+
+
+def prepare_documents(name: str, documents: Sequence[str], request: CorpusRequest) -> Prepared:
+    """Return the sequences of documents that are in memory, as prepare_text() does."""
+    return prepare_text(Source(name=name, digest=digest_of(documents), read=lambda _: documents), request)
 
 
 def prepare_tokens(

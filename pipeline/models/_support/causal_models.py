@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, PositiveInt
 from torch import nn
@@ -42,8 +42,6 @@ ACTIVATIONS = ("activation_function", "hidden_act", "hidden_activation")
 
 class CausalModel(TransformersModel):
     """A causal language model of transformers, with random or pretrained weights."""
-
-    auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
     num_layers: PositiveInt | None = None
     """Number of layers; none: the model's own."""

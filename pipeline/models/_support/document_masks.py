@@ -27,8 +27,6 @@ def why_documents_join(name: str, module: nn.Module) -> str | None:
         return f"{name} has layers that are not attention, whose states go on from one document to the next"
     if "position_ids" not in inspect.signature(module.forward).parameters:
         return f"{name} does not take position_ids"
-    if not hasattr(masking_utils, "find_packed_sequence_indices"):
-        return "this version of transformers does not find documents by their positions"
     device = next(module.parameters()).device
     positions = torch.zeros(1, PROBE_LENGTH, dtype=torch.int64, device=device)
     searched: list[Tensor] = []

@@ -10,20 +10,20 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.data._support.checkpoints import file_of
 
 CLASSES = {
-    "ctc": "CTC",
-    "contrastive": "ZERO_SHOT_IMAGE_CLASSIFICATION",
-    "speech_recognition": "SPEECH_SEQ_2_SEQ",
-    "image_text": "IMAGE_TEXT_TO_TEXT",
-    "seq2seq": "SEQ_TO_SEQ_CAUSAL_LM",
-    "causal_lm": "CAUSAL_LM",
-    "masked_lm": "MASKED_LM",
-    "sequence_classification": "SEQUENCE_CLASSIFICATION",
-    "token_classification": "TOKEN_CLASSIFICATION",
-    "image_classification": "IMAGE_CLASSIFICATION",
+    "ctc": "AutoModelForCTC",
+    "contrastive": "AutoModelForZeroShotImageClassification",
+    "speech_recognition": "AutoModelForSpeechSeq2Seq",
+    "image_text": "AutoModelForImageTextToText",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+    "image_classification": "AutoModelForImageClassification",
 }
-"""transformers' name of the classes of each task; a type of several tasks is first for the one that comes first."""
-OF_PAIRS = ("dpo", "reward")
-"""Tasks of causal language models whose examples are pairs of answers; no configuration says that it is for one."""
+"""transformers' class of each task; a type of several tasks is first for the one that comes first."""
+OF_PAIRS = {"dpo": "AutoModelForCausalLM", "reward": "AutoModelForSequenceClassification"}
+"""Likewise of causal language models whose examples are pairs of answers; no configuration says that it is for one."""
 ELSEWHERE = (
     "or run your own training on a simulated card (fitproof simulate -- python train.py), or name a function of yours "
     "that returns a Trainable (path.to.module:function)"
@@ -88,7 +88,7 @@ def _classes(task: str) -> dict[str, tuple[str, ...]]:
     """Return the names of transformers' classes for a task, by type of model."""
     from transformers.models.auto import modeling_auto
 
-    named: dict[str, Any] = getattr(modeling_auto, f"MODEL_FOR_{CLASSES[task]}_MAPPING_NAMES")
+    named: dict[str, Any] = getattr(modeling_auto, CLASSES[task])._model_mapping._model_mapping
     return {kind: (names,) if isinstance(names, str) else tuple(names) for kind, names in named.items()}
 
 

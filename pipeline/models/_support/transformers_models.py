@@ -13,6 +13,7 @@ from torch._C._autograd import _profiler_enabled
 
 from pipeline.base.contracts import Model
 from pipeline.data._support.checkpoints import check_weights, hub_or_cache
+from pipeline.models._support.tasks import CLASSES, OF_PAIRS
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2")
 """Implementations of attention in transformers; the presets have all of them."""
@@ -34,11 +35,8 @@ OFFSET_POSITIONS = ("roberta", "camembert", "mpnet", "xlm-roberta", "data2vec-te
 class TransformersModel(Model):
     """A model of transformers, with random or pretrained weights."""
 
-    names: ClassVar[tuple[str, ...]] = ()
     task: ClassVar[str]
     """What it is trained for: the name of its file."""
-    auto_class: ClassVar[str]
-    """Name of the class of transformers that builds it."""
 
     pretrained: bool = False
     """Load the published weights (from the hub, the hub's local cache or a folder) instead of random weights."""
@@ -47,6 +45,11 @@ class TransformersModel(Model):
         super().__init_subclass__(**kwargs)
         if "task" not in cls.__dict__:
             cls.task = cls.__module__.rpartition(".")[2]
+
+    @property
+    def auto_class(self) -> str:
+        """The name of the class of transformers that builds it."""
+        return (CLASSES | OF_PAIRS)[self.task]
 
     @abstractmethod
     def configuration(self, name: str, vocabulary_size: int) -> Any:
