@@ -1,5 +1,6 @@
 """Causal language models of transformers, which are trained to predict the next token."""
 
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -58,9 +59,4 @@ def _logits(module: nn.Module, batch: Batch) -> Tensor:
     return logits_BTV
 
 
-def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
-    """Return the summed cross-entropy divided by the window's number of targets, without keeping the model's output.
-
-    It equals transformers' ForCausalLMLoss with num_items_in_batch, which not all models of transformers support.
-    """
-    return token_loss(_logits(module, batch).float(), batch, num_targets)
+_token_loss = partial(token_loss, _logits)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -69,7 +70,7 @@ class ImageText(TaskModel):
         module: Any = built.module
         if self.freeze_vision:
             module.model.vision_tower.requires_grad_(False)
-        return replace(built, loss=_loss)
+        return replace(built, loss=partial(token_loss, _logits))
 
     def _completed(self, config: Any) -> Any:
         if config.image_token_id >= config.text_config.vocab_size and not self.pretrained:
@@ -105,8 +106,8 @@ class _ImageTexts(Sequences):
         return batch["labels"].numel(), int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
 
 
-def _loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
-    """Return the summed cross-entropy of the next tokens divided by the window's number of targets.
+def _logits(module: nn.Module, batch: Batch) -> Tensor:
+    """Return the logits of images with texts.
 
     The images are put where their tokens are, at the beginning: transformers looks for these, and reads their number.
     """
@@ -117,4 +118,4 @@ def _loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
     )
     inputs_BTC = torch.cat([images_BIC.to(tokens_BTC.dtype), tokens_BTC[:, images_BIC.shape[1] :]], dim=1)
     logits_BTV: Tensor = model(inputs_embeds=inputs_BTC, use_cache=False).logits
-    return token_loss(logits_BTV.to(torch.float32), batch, num_targets)
+    return logits_BTV

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,6 +147,9 @@ def _logits(module: nn.Module, batch: Batch) -> Tensor:
     return logits_BTV
 
 
+_token_loss = partial(token_loss, _logits)
+
+
 def _logits_in(output: Any) -> Any:
     """Return the logits of what a model returns: a tensor, an object or a dict with logits, or first of a tuple."""
     if isinstance(output, Mapping):
@@ -193,8 +197,3 @@ def _check_logits(model: UserModel, name: str) -> None:
         f"or the first of a tuple), and returns {found} for input_ids {list(PROBE)}; return those, or a Trainable with "
         "a loss of its own"
     )
-
-
-def _token_loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
-    """Return the summed cross-entropy over the window's number of targets."""
-    return token_loss(_logits(module, batch).float(), batch, num_targets)

@@ -1,5 +1,6 @@
 """Language models' heads: the loss of their logits, hidden states without logits, and which heads can be separated."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,10 +17,16 @@ PROBE_LENGTH = 2
 PROBED_LOGITS = (-100.0, 100.0)
 """Range of the logits on which it is checked: beyond every soft cap."""
 
+Logits = Callable[[nn.Module, Batch], Tensor]
+"""Calls a model, as in Head."""
 
-def token_loss(logits_BTV: Tensor, batch: Batch, num_targets: int) -> Tensor:
-    """Return the summed cross-entropy of float32 logits divided by the window's number of targets."""
-    targets = shifted_targets(batch)
+
+def token_loss(logits: Logits, module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+    """Return the summed cross-entropy of float32 logits divided by the window's targets; no output of a model is kept.
+
+    It equals transformers' ForCausalLMLoss with num_items_in_batch, which not all models of transformers support.
+    """
+    logits_BTV, targets = logits(module, batch).float(), shifted_targets(batch)
     loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets, ignore_index=IGNORED_LABEL, reduction="sum")
     return loss / num_targets
 
@@ -29,10 +36,10 @@ def shifted_targets(batch: Batch) -> Tensor:
     return F.pad(batch["labels"], (0, 1), value=IGNORED_LABEL)[:, 1:].flatten()
 
 
-def head_of(module: nn.Module, logits: Any) -> Head | None:
+def head_of(module: nn.Module, logits: Logits) -> Head | None:
     """Return the head that `module` names as transformers' models do, by get_output_embeddings().
 
-    `logits` calls the model, as in Head. The head is not checked: see why_inseparable().
+    It is not checked: see why_inseparable().
     """
     layer = getattr(module, "get_output_embeddings", lambda: None)()
     if not isinstance(layer, nn.Linear) or type(layer).forward is not nn.Linear.forward:
