@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
@@ -52,8 +51,8 @@ LIGER_IN_AXOLOTL = {
 }
 """The same in axolotl's file."""
 
-Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(hidden states [N, C], targets [N], what the loss is multiplied by) -> summed cross-entropy."""
+Kernel = Callable[[Head, int, Tensor, Tensor, Tensor], Tensor]
+"""(head, tokens of a chunk, hidden states [N, C], targets [N], what the loss is multiplied by) -> summed loss."""
 
 
 class LossKernel(Technique):
@@ -154,9 +153,16 @@ class LossKernel(Technique):
         if self.loss_kernel == "full":
             return step
         assert head is not None
-        kernels: dict[str, Any] = {"chunked": _chunked, "fused": _fused, "liger": _liger}
-        kernel = partial(kernels[self.loss_kernel], head, self.loss_chunk_tokens)
-        return replace(step, trainable=replace(step.trainable, loss=partial(_loss, head, kernel, step.scaler)))
+        kernels: dict[str, Kernel] = {"chunked": _chunked, "fused": _fused, "liger": _liger}
+        chunk_tokens = self.loss_chunk_tokens or default_chunk_tokens(head.layer.in_features)
+
+        def loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
+            hidden_NC = hidden_states(head, module, batch).flatten(0, 1)
+            factor = step.scaler.scale(torch.ones((), device=hidden_NC.device) / num_targets)
+            summed = kernels[self.loss_kernel](head, chunk_tokens, hidden_NC, shifted_targets(batch), factor)
+            return summed / num_targets
+
+        return replace(step, trainable=replace(step.trainable, loss=loss))
 
 
 @once_of_each
@@ -176,28 +182,17 @@ def default_chunk_tokens(width: int) -> int:
     return min(width, LONGEST_CHUNK_TOKENS)
 
 
-def _loss(
-    head: Head, kernel: Kernel, scaler: torch.amp.GradScaler, module: nn.Module, batch: Batch, num_targets: int
-) -> Tensor:
-    """Return the summed loss divided by the window's number of targets, as the model's own."""
-    hidden_NC = hidden_states(head, module, batch).flatten(0, 1)
-    factor = scaler.scale(torch.ones((), device=hidden_NC.device) / num_targets)
-    return kernel(hidden_NC, shifted_targets(batch), factor) / num_targets
-
-
 def _parameters(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Return the weight and bias of a head, gathered where ranks have divided it."""
     return whole(layer.weight), None if layer.bias is None else whole(layer.bias)
 
 
-def _chunked(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, factor: Tensor) -> Tensor:
-    chunk_tokens = chunk or default_chunk_tokens(head.layer.in_features)
+def _chunked(head: Head, chunk_tokens: int, hidden_NC: Tensor, targets_N: Tensor, factor: Tensor) -> Tensor:
     parts = (hidden_NC, *_parameters(head.layer), targets_N)
     return chunked_cross_entropy(*parts, chunk_tokens, head.soft_cap, IGNORED_LABEL, factor)
 
 
-def _fused(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, _: Tensor) -> Tensor:
-    chunk_tokens = chunk or default_chunk_tokens(head.layer.in_features)
+def _fused(head: Head, chunk_tokens: int, hidden_NC: Tensor, targets_N: Tensor, _: Tensor) -> Tensor:
     weight, bias = _parameters(head.layer)
     return F.linear_cross_entropy(
         hidden_NC,
@@ -210,7 +205,7 @@ def _fused(head: Head, chunk: int | None, hidden_NC: Tensor, targets_N: Tensor, 
     )
 
 
-def _liger(head: Head, _: None, hidden_NC: Tensor, targets_N: Tensor, __: Tensor) -> Tensor:
+def _liger(head: Head, _: int, hidden_NC: Tensor, targets_N: Tensor, __: Tensor) -> Tensor:
     if hidden_NC.device.type != "cuda":
         raise InvalidInputError("Liger's kernel runs on a GPU alone; set loss_kernel=chunked, or a GPU as the device")
     functions = import_module("liger_kernel.transformers.functional")
