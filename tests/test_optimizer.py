@@ -383,7 +383,10 @@ def test_its_peak_on_a_card_is_predicted_where_the_state_is_most_of_it(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sgd_momentum": 0.5}, "optimizer is adamw and sgd_momentum 0.5; set optimizer=sgd or sgd_momentum=0.9"),
+        (
+            {"sgd_momentum": 0.5},
+            "sgd_momentum=0.5 is a setting of optimizer=sgd, and optimizer is adamw; set optimizer=sgd or",
+        ),
         ({"adamw_8bit_embeddings": "8bit"}, "set optimizer=adamw_8bit or adamw_8bit_embeddings=float32"),
         ({"optimizer": "sgd", "muon_momentum": 0.5}, "set optimizer=muon or muon_momentum=0.95"),
         ({"optimizer": "sgd", "accumulation_steps": 4, "optimizer_in_backward": True}, "max_grad_norm"),

@@ -233,7 +233,7 @@ def test_exports_have_it_in_python() -> None:
     [
         (
             {"adapter": "lora", "qlora_double_quantization": False},
-            "qlora_double_quantization=false is a setting of adapter=qlora, and adapter is lora; set adapter=qlora, or",
+            "qlora_double_quantization=false is a setting of adapter=qlora, and adapter is lora; set adapter=qlora or",
         ),
         ({"qlora_float32_rest": False}, "is a setting of adapter=qlora, and adapter is none"),
         ({"adapter": "qlora", "qlora_float32_rest": False}, "set weights=bfloat16 or qlora_float32_rest=true"),

@@ -156,7 +156,7 @@ def without_idle(technique: "Technique", *but: str) -> Iterator[str]:
         value, default = getattr(technique, name), type(technique).model_fields[name].default
         if value != default and name not in but:
             is_set = f"{name}={str(value).lower()} is a setting of {switch}={owner}, and {switch} is {given}"
-            yield f"{is_set}; set {switch}={owner}, or {name}={str(default).lower()}"
+            yield f"{is_set}; set {switch}={owner} or {name}={str(default).lower()}"
 
 
 def _stacked(*contexts: Context) -> Context:
