@@ -28,10 +28,7 @@ def quantize_layers(
     for layer, linear_layers in layers:
         for name, linear in linear_layers.items():
             owner, _, own_name = name.rpartition(".")
-            is_4bit = num_bits == 4
-            made = (
-                four_bit_layer(linear, double_quantization=double_quantization) if is_4bit else eight_bit_layer(linear)
-            )
+            made = quantized_layer(linear, num_bits=num_bits, double_quantization=double_quantization)
             setattr(layer.get_submodule(owner), own_name, made)
             quantized.add(made.weight)
     for parameter in model.parameters():
@@ -39,39 +36,31 @@ def quantize_layers(
             parameter.data = parameter.data.float()
 
 
-def four_bit_layer(linear: Any, *, double_quantization: bool) -> Any:
+def quantized_layer(linear: Any, *, num_bits: int, double_quantization: bool) -> Any:
     """Return a layer of bitsandbytes with the weight and bias of a linear layer, which may be a Conv1D of transformers.
 
-    It computes in the type of autocast, and without autocast in that of the weight.
+    Of 4 bits, it computes in the type of autocast, and without autocast in that of the weight. Of 8 bits
+    (https://arxiv.org/abs/2208.07339), it multiplies inputs of an absolute value beyond OUTLIERS in 16 bits, as with
+    transformers' default.
     """
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt
     from torch.utils._python_dispatch import _disable_current_modes
 
     weight = linear.weight if isinstance(linear, nn.Linear) else linear.weight.t()
     num_outputs, num_inputs = weight.shape
     with _disable_current_modes():  # bitsandbytes makes a weight of its own, which is replaced at once
-        made = Linear4bit(num_inputs, num_outputs, compute_dtype=weight.dtype, quant_type="nf4", device="meta")
-    made.weight = four_bit_weight(weight.data, made, double_quantization=double_quantization)
+        made = (
+            Linear4bit(num_inputs, num_outputs, compute_dtype=weight.dtype, quant_type="nf4", device="meta")
+            if num_bits == 4
+            else Linear8bitLt(num_inputs, num_outputs, has_fp16_weights=False, threshold=OUTLIERS, device="meta")
+        )
     made.bias = linear.bias
+    if num_bits == 8:
+        made.weight = Int8Params(weight.data.contiguous(), requires_grad=False, has_fp16_weights=False)
+        return made
+    made.weight = four_bit_weight(weight.data, made, double_quantization=double_quantization)
     made.support_avx512bf16_for_cpu = False  # evaluation would repack the weight for good, and training fails then
     made.register_forward_pre_hook(partial(_set_compute_type, weight.dtype))
-    return made
-
-
-def eight_bit_layer(linear: Any) -> Any:
-    """Return a layer of bitsandbytes with 8-bit weights (https://arxiv.org/abs/2208.07339) in place of a linear layer.
-
-    Inputs of an absolute value beyond OUTLIERS are multiplied in 16 bits, as with transformers' default.
-    """
-    from bitsandbytes.nn import Int8Params, Linear8bitLt
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    weight = linear.weight if isinstance(linear, nn.Linear) else linear.weight.t()
-    num_outputs, num_inputs = weight.shape
-    with _disable_current_modes():  # bitsandbytes makes a weight of its own, which is replaced at once
-        made = Linear8bitLt(num_inputs, num_outputs, has_fp16_weights=False, threshold=OUTLIERS, device="meta")
-    made.weight = Int8Params(weight.data.contiguous(), requires_grad=False, has_fp16_weights=False)
-    made.bias = linear.bias
     return made
 
 
