@@ -21,7 +21,7 @@ from pipeline.config.given import merged, validate
 from pipeline.config.settings import AllSettings
 from pipeline.models._support.causal_models import PRESETS
 from pipeline.models._support.heads import head_of, hidden_states, why_inseparable
-from pipeline.models.causal_lm import CausalLm, _why_inseparable
+from pipeline.models.causal_lm import CausalLm
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.techniques._support.chunked_loss import chunked_cross_entropy
@@ -119,8 +119,8 @@ def test_hidden_states_come_from_the_whole_model_which_is_left_as_it_was() -> No
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_head_of_every_preset_is_separable(name: str) -> None:
-    assert CausalLm().inseparable_head(name, soft_cap=False) is None
-    assert _why_inseparable(CausalLm(num_layers=1), name, False) is None
+    assert CausalLm().inseparable_head(name, False) is None
+    assert why_inseparable(name, CausalLm(num_layers=1).structure(name), False) is None
 
 
 KINDS: dict[str, dict[str, Any]] = {

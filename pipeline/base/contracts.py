@@ -224,7 +224,7 @@ class Model(Settings, ABC):
         """
         return f"{name} is not of transformers, and does not take position_ids"
 
-    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
+    def inseparable_head(self, name: str, soft_cap: bool) -> str | None:
         """Return why the head of model `name` cannot be computed apart from the rest of it, or None if it can.
 
         `soft_cap` says whether what computes it can cap the logits.

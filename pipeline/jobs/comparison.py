@@ -32,7 +32,7 @@ from pipeline.training.loop import Stop, never_stop, train
 from pipeline.training.metrics import Row, Summary, against_baseline, common_settings
 from pipeline.training.saving import Saving, check_saved
 from pipeline.training.time_differences import with_times
-from pipeline.training.timing import SLOWED, num_counting, timing_of
+from pipeline.training.timing import SLOWED, counting_timings, timing_of
 from pipeline.training.typical_step import evaluation_note, lengths_note
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class _Measuring:
     def _lacks_runs(self, number: int) -> bool:
         """Return whether a row that is compared is to be run again: too few of its runs count, and none has failed."""
         row = self.rows[number]
-        return num_counting(row.timings) <= self._plan.repeats and not row.note
+        return len(counting_timings(row.timings)) <= self._plan.repeats and not row.note
 
 
 def result_text(result: Result, summary: Summary) -> str:

@@ -30,27 +30,15 @@ class CausalLm(CausalModel):
         module = self.module(name, vocabulary_size)
         return Trainable(module=module, layers=decoder_layers(module), loss=_token_loss, head=head_of(module, _logits))
 
-    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
+    @once_of_each
+    def inseparable_head(self, name: str, soft_cap: bool) -> str | None:
         """Return None for a preset; any other model is built on the meta device and its head is checked."""
-        if name in PRESETS:
-            return None
-        return _why_inseparable(self, name, soft_cap)
+        return None if name in PRESETS else why_inseparable(name, self.structure(name), soft_cap)
 
+    @once_of_each
     def inseparable_documents(self, name: str) -> str | None:
         """Return None for a preset; any other model is built on the meta device and called."""
-        if name in PRESETS:
-            return None
-        return _why_documents_join(self, name)
-
-
-@once_of_each
-def _why_inseparable(model: CausalLm, name: str, soft_cap: bool) -> str | None:
-    return why_inseparable(name, model.structure(name), soft_cap)
-
-
-@once_of_each
-def _why_documents_join(model: CausalLm, name: str) -> str | None:
-    return why_documents_join(name, model.structure(name).module)
+        return None if name in PRESETS else why_documents_join(name, self.structure(name).module)
 
 
 def _logits(module: nn.Module, batch: Batch) -> Tensor:

@@ -77,9 +77,13 @@ class UserModel(Model):
         head, layers = head_of(built, _logits), self._layers(name, built)
         return Trainable(module=built.train(), layers=layers, loss=_token_loss, head=head)
 
-    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
+    @once_of_each
+    def inseparable_head(self, name: str, soft_cap: bool) -> str | None:
         """Return why the head cannot be separated; a Trainable without one has a loss of its own."""
-        return _why_inseparable(self, name, soft_cap)
+        trainable = self.structure(name)
+        if trainable.head is None and trainable.loss is not _token_loss:
+            return super().inseparable_head(name, soft_cap)
+        return why_inseparable(name, trainable, soft_cap)
 
     def _layers(self, name: str, module: nn.Module) -> tuple[nn.Module, ...]:
         """Return the layers that the setting names, or the longest list of modules of one class."""
@@ -95,14 +99,6 @@ class UserModel(Model):
                 )
             layers = list(named[self.layers].children())
         return tuple(layers) if len(layers) > 1 else ()
-
-
-@once_of_each
-def _why_inseparable(model: UserModel, name: str, soft_cap: bool) -> str | None:
-    trainable = model.structure(name)
-    if trainable.head is None and trainable.loss is not _token_loss:
-        return Model.inseparable_head(model, name, soft_cap=soft_cap)
-    return why_inseparable(name, trainable, soft_cap)
 
 
 def _note_of_types(name: str, module: nn.Module) -> str | None:
@@ -161,12 +157,7 @@ def _logits_in(output: Any) -> Any:
 
 @once_of_each
 def _check_logits(model: UserModel, name: str) -> None:
-    """Call the model on fake tensors, and refuse what is none of its logits; code that reads values is not called.
-
-    Raises:
-        InvalidInputError: it takes or returns something else.
-
-    """
+    """Call the model on fake tensors, and refuse what is none of its logits; code that reads values is not called."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     module = model.structure(name).module

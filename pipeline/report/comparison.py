@@ -19,7 +19,7 @@ from pipeline.report.table import Form, Table, file_alone
 from pipeline.report.tradeoff import TITLE, tradeoff_plots
 from pipeline.training.metrics import Row, common_settings
 from pipeline.training.time_differences import time_change
-from pipeline.training.timing import num_counting
+from pipeline.training.timing import counting_timings
 
 COLUMNS: Mapping[str, tuple[str, Form]] = {
     "peak_allocated_mib": ("peak MiB", "{:,.1f}"),
@@ -235,7 +235,7 @@ def _slowed_note(rows: Sequence[Row]) -> list[str]:
     found = [
         f"{row.name}: {number} of {len(row.timings)}"
         for row in rows
-        if (number := len(row.timings) - num_counting(row.timings))
+        if (number := len(row.timings) - len(counting_timings(row.timings)))
     ]
     if not found:
         return []

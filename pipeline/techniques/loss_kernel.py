@@ -110,7 +110,7 @@ class LossKernel(Technique):
                 "loss_kernel=liger needs the package liger-kernel, which is not installed; install it, or set "
                 "loss_kernel=chunked"
             )
-        if kernel != "full" and (reason := model.inseparable_head(settings.model, soft_cap=kernel != "fused")):
+        if kernel != "full" and (reason := model.inseparable_head(settings.model, kernel != "fused")):
             yield f"loss_kernel={kernel} needs a head that it can compute itself, and {reason}; set loss_kernel=full"
         elif (
             kernel != "full"

@@ -209,10 +209,6 @@ def _fully_sharded(step: Step, sharding: Sharding) -> Step:
     Parameters are gathered in the type of autocast, gradients are summed in float32, over several copies of the model
     in the last pass alone. The sum, not FSDP2's mean, is the gradient of the window's loss: each rank divides its
     losses by all ranks' targets. Parts on the host are in pinned memory where the device is a GPU.
-
-    Raises:
-        InvalidInputError: this process has no group.
-
     """
     if not step.ranks.has_group:
         raise InvalidInputError(f"sharding=fsdp is {NOT_ON_CPU}")

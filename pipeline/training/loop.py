@@ -157,8 +157,9 @@ class Loop:
     ) -> None:
         self._settings, self._effective_batch_size = experiment.settings, experiment.effective_batch_size
         self._sequences, self.step, self.optimizer, self._emit = sequences, step, optimizer, emit
-        self._clock: _CpuClock | _CudaClock = _CudaClock() if step.device.type == "cuda" else _CpuClock()
-        self._lag = 1 if step.device.type == "cuda" else 0
+        on_cuda = step.device.type == "cuda"
+        self._now: Callable[[], Any] = _event if on_cuda else time.perf_counter
+        self._lag = 1 if on_cuda else 0
         self.num_launched = 0
         """Optimizer steps launched so far, those before it was resumed included."""
         self._num_before = 0
@@ -194,13 +195,13 @@ class Loop:
 
         """
         pending: deque[Callable[[], None]] = deque()
-        start = self._clock.now()
+        start = self._now()
         for number in range(self.num_launched, self.num_launched + num_steps):
             window, rate, output = self.launch(mark)
             reserved = torch.cuda.memory_reserved(self.step.device) if self._lag else None
             if self._lag:
                 output = output.to_host()
-            end = self._clock.now()
+            end = self._now()
             pending.append(partial(self._read, number, window, rate, output, reserved, start, end))
             start = end
             if len(pending) > self._lag:
@@ -240,7 +241,7 @@ class Loop:
         end: Any,
     ) -> None:
         """Wait for the end of an optimizer step and emit its record."""
-        [seconds] = self.step.ranks.largest([self._clock.between(start, end)])
+        [seconds] = self.step.ranks.largest([_seconds_between(start, end)])
         self._seconds_per_position.append(seconds / window.num_positions)
         loss, grad_norm = output.loss.item(), output.grad_norm.item()
         scaled = self.step.scaler.is_enabled()
@@ -261,27 +262,19 @@ class Loop:
         self._emit(record)
 
 
-class _CpuClock:
-    """The host's clock, in seconds."""
-
-    def now(self) -> float:
-        return time.perf_counter()
-
-    def between(self, start: float, end: float) -> float:
-        return end - start
+def _event() -> torch.cuda.Event:
+    """Return an event that is recorded on the current CUDA stream, which does not wait for the device."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
-class _CudaClock:
-    """Events on the current CUDA stream; recording one does not wait for the device."""
-
-    def now(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1000
+def _seconds_between(start: Any, end: Any) -> float:
+    """Return the time between two events, whose end it waits for, or between two times of the host's clock."""
+    if isinstance(end, float):
+        return float(end - start)
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
 
 
 @lru_cache(maxsize=4)

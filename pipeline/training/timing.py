@@ -62,7 +62,7 @@ def noise_of(runs: Sequence[Sequence[Timing]]) -> float:
 
     It is the root mean square of NOISES, each weighted by its marginal likelihood; without repeated runs, 6 %.
     """
-    repeated = [group for group in map(_counted, runs) if len(group) > 1]
+    repeated = [group for group in map(counting_timings, runs) if len(group) > 1]
     scores = [sum(log_likelihood_of_spread(group, noise) for group in repeated) for noise in NOISES]
     weights = [math.exp(score - max(scores)) for score in scores]
     pairs = zip(weights, NOISES, strict=True)
@@ -74,7 +74,7 @@ def combined(runs: Sequence[Timing], noise: float) -> Timing:
 
     Its error is at least what these runs differ by: other load may have slowed one of them a little.
     """
-    mean, weights = _weighted_mean(counted := _counted(runs), noise)
+    mean, weights = _weighted_mean(counted := counting_timings(runs), noise)
     values = [one.log_seconds for one in counted]
     spread = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return Timing(mean, max(spread, 1 / math.sqrt(sum(weights))))
@@ -90,20 +90,16 @@ def log_likelihood_of_spread(runs: Sequence[Timing], noise: float) -> float:
     return -0.5 * (misfit - sum(map(math.log, weights)) + math.log(sum(weights)))
 
 
-def num_counting(runs: Sequence[Timing]) -> int:
-    """Return how many runs of a configuration count."""
-    return len(_counted(runs))
+def counting_timings(runs: Sequence[Timing]) -> list[Timing]:
+    """Return the runs of a configuration that count."""
+    kept = counting([one.log_seconds for one in runs]) if runs else []
+    return [one for one in runs if one.log_seconds in kept]
 
 
 def _weighted_mean(runs: Sequence[Timing], noise: float) -> tuple[float, list[float]]:
     """Return the mean of some runs, and the weight of each: how well it is known."""
     weights = [1 / (noise**2 + one.error**2) for one in runs]
     return statistics.fmean([one.log_seconds for one in runs], weights), weights
-
-
-def _counted(runs: Sequence[Timing]) -> list[Timing]:
-    kept = counting([one.log_seconds for one in runs]) if runs else []
-    return [one for one in runs if one.log_seconds in kept]
 
 
 def _error_of_median(ordered: Sequence[float]) -> float:

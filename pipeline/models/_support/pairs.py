@@ -42,7 +42,7 @@ class PairModel(CausalModel):
         """Return the token with which answers are padded; attention is causal, and padding no target."""
         return 0
 
-    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
+    def inseparable_head(self, name: str, soft_cap: bool) -> str | None:
         """Return that the loss is of whole answers."""
         return f"{name} is trained for {self.task}, whose loss is of whole answers"
 

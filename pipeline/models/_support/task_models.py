@@ -78,7 +78,7 @@ class TaskModel(TransformersModel):
         """Return that no task but causal language modelling packs documents."""
         return f"{name} is trained for {self.task}"
 
-    def inseparable_head(self, name: str, *, soft_cap: bool) -> str | None:
+    def inseparable_head(self, name: str, soft_cap: bool) -> str | None:
         """Return that the loss is that of the class."""
         return f"the loss of {name} is that of its class for {self.task}, which computes all logits"
 
