@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from operator import methodcaller
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final, get_args, get_origin
 
@@ -29,11 +30,6 @@ MakeOptimizer = Callable[[nn.Module], Optimizer]
 """Makes the optimizer of a model's parameters."""
 ROUNDOFF = {"fp32": 2.0**-17, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Relative tolerance of a loss by number format: half the spacing of its numbers; for fp32 that of a sum of 64."""
-
-
-def free_gradients(optimizer: Optimizer) -> None:
-    """Free the gradients of an optimizer's parameters."""
-    optimizer.zero_grad(set_to_none=True)
 
 
 def unchanged(*_: object) -> None:
@@ -67,7 +63,7 @@ class Step:
     """The processes that take it together."""
     accumulation_context: Context = nullcontext
     """Entered around every forward pass of an optimizer step but the last one."""
-    zero_gradients: Callable[[Optimizer], None] = free_gradients
+    zero_gradients: Callable[[Optimizer], None] = methodcaller("zero_grad")
     """Called after each update."""
     divide: Callable[[nn.Module, "DeviceMesh"], None] = unchanged
     """Divides each matrix of a part of the model among the ranks of a mesh, and moves this rank's part to its device.

@@ -42,7 +42,7 @@ class Hub(Corpus):
             digest=digest_of([dataset._fingerprint, self.field]),
             read=partial(_documents, dataset.select_columns([self.field]), column, self.name),
             amount=len(dataset),
-            notes=lambda: tuple(filter(None, (column.note,))),
+            notes=lambda: column.notes,
         )
         model = replace(request.description, needs_tokenizer=request.description.tokenizer is not None)
         return prepare_text(source, replace(request, description=model))

@@ -34,7 +34,7 @@ class TextFiles(Corpus):
             digest=digest_of([self.field, digest_of_files(files.files)]),
             read=partial(_documents, files, column),
             amount=files.num_bytes,
-            notes=lambda: tuple(filter(None, (column.note,))),
+            notes=lambda: column.notes,
             note=files.note,
         )
         return prepare_text(source, request)

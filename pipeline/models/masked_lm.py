@@ -10,7 +10,7 @@ from torch import Tensor
 from pipeline.base.contracts import Batch
 from pipeline.data._support.sequences import IGNORED_LABEL
 from pipeline.data._support.tokenizer import load_tokenizer
-from pipeline.models._support.task_models import MakeInputs, TextTask, row_generator
+from pipeline.models._support.task_models import MakeInputs, TextTask
 
 
 class MaskedLm(TextTask):
@@ -33,7 +33,8 @@ class MaskedLm(TextTask):
         def make(ids_BT: Tensor, is_token_BT: Tensor, rows: Sequence[int]) -> Batch:
             draws_2BT = torch.empty(2, *ids_BT.shape)
             for number, row in enumerate(rows):
-                draws_2BT[:, number].uniform_(generator=row_generator(seed, row))
+                generator = torch.Generator().manual_seed(seed * 2**31 + row)  # whichever batch a sequence is in
+                draws_2BT[:, number].uniform_(generator=generator)
             draws_BT = draws_2BT[0].masked_fill(~is_token_BT, 1.0)
             is_target_BT = (draws_BT < self.masked_share) | (draws_BT == draws_BT.amin(dim=1, keepdim=True))
             labels_BT = ids_BT.masked_fill(~is_target_BT, IGNORED_LABEL)

@@ -20,11 +20,10 @@ class TextField:
         self._num_rows = self._num_without = 0
 
     @property
-    def note(self) -> str | None:
-        """A sentence about the rows without text; None if there are none."""
-        if not self._num_without:
-            return None
-        return f"{self._num_without:,} of {self._num_rows:,} rows are left out: their field {self._name} is null"
+    def notes(self) -> tuple[str, ...]:
+        """A sentence about the rows without text, if there are some."""
+        left_out = f"{self._num_without:,} of {self._num_rows:,} rows are left out: their field {self._name} is null"
+        return (left_out,) if self._num_without else ()
 
     def texts(self, rows: Iterable[tuple[str, Any]], source: str) -> Iterator[str]:
         """Yield the text of each row that has some.

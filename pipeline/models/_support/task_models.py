@@ -177,11 +177,6 @@ def set_image_size(model: TaskModel, config: Any, size: int) -> None:
     config.image_size = size
 
 
-def row_generator(seed: int, row: int) -> torch.Generator:
-    """Return a generator of random numbers for one sequence, which does not depend on the batch that it is in."""
-    return torch.Generator().manual_seed(seed * 2**31 + row)
-
-
 def with_decoder_start(config: Any) -> Any:
     """Return a configuration that shifts labels to the decoder's inputs, also where it does not say how."""
     if getattr(config, "pad_token_id", None) is None:
