@@ -6,15 +6,17 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import pairs, tiny
 from levers import EXPORTED, ON_CPU, Lever, needs_package
-from test_chat import HEADERS, MARKED, ROWS, TALK, THOUGHTS, folder_with, written
+from test_chat import HEADERS, MARKED, NO_SYSTEM, ROWS, TALK, THOUGHTS, folder_with, tokenizer_with, written
 from test_export import COMBINED, PLAIN, losses_here
 
 from pipeline.config.experiment import Experiment
-from pipeline.data._support.chat_template import TEMPLATE
+from pipeline.data._support.chat_template import TEMPLATE, ChatTemplate
+from pipeline.export.conversations import finding_of_answers
 from pipeline.export.write import export_files, write_files
 from pipeline.models.causal_lm import CausalLm
 
@@ -51,6 +53,15 @@ def losses_of_trl(experiment: Experiment, folder: Path) -> list[float]:
     trainer = trainer_of(experiment, folder)
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_its_reader_of_answers_says_what_a_template_refuses() -> None:
+    script: dict[str, Any] = {"np": np}
+    exec(finding_of_answers(), script)
+    template = script["ChatTemplate"](tokenizer_with(NO_SYSTEM))
+    with pytest.raises(script["UnreadableRowError"], match="refused by the tokenizer's chat template"):
+        template.encode(TALK)
+    assert template.encode(TALK[1:]) == ChatTemplate(tokenizer_with(NO_SYSTEM)).encode(TALK[1:])
 
 
 @pytest.mark.parametrize("changes", [COMBINED, PLAIN], ids=["combined", "plain"])

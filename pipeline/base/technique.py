@@ -113,7 +113,7 @@ def _imports_of(part: Any, used: set[str]) -> Iterator[str]:
     """Yield the imports of the module of a function or class, without the names that are not used."""
     for node in ast.parse(inspect.getsource(sys.modules[part.__module__])).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            node.names = [one for one in node.names if (one.asname or one.name) in used]
+            node.names = [one for one in node.names if (one.asname or one.name.partition(".")[0]) in used]
             if node.names:
                 yield ast.unparse(node)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.errors import InvalidInputError
 from pipeline.data._support.tokenizer import SEPARATOR, load_tokenizer, train_tokenizer
 
 Message = Mapping[str, Any]
@@ -270,7 +270,8 @@ class ChatTemplate:
                 **{**self.tokenizer.special_tokens_map, **shared},
             )
         except Exception as error:  # any error of the template's code
-            raise UnreadableRowError("are refused by the tokenizer's chat template", first_line(error)) from error
+            detail, *_ = str(error).splitlines() or [type(error).__name__]
+            raise UnreadableRowError("are refused by the tokenizer's chat template", detail) from error
         return text, marked[0] if marked else None
 
     @cached_property

@@ -3,7 +3,6 @@
 import inspect
 from typing import Any, ClassVar
 
-from pipeline.base.errors import first_line
 from pipeline.base.technique import Exported
 from pipeline.data._support import chat_template, conversations
 from pipeline.data._support.tokenizing import HELD_OUT_EVERY
@@ -96,7 +95,7 @@ def _finding_of_answers() -> str:
     """Return ChatTemplate as source for the top level of a file; it needs nothing of this package."""
     constants = "\n".join(f"{name} = {getattr(chat_template, name)!r}" for name in CONSTANTS)
     functions = (chat_template._function, chat_template._with_object)
-    parts = (first_line, chat_template.UnreadableRowError, *functions, chat_template.ChatTemplate)
+    parts = (chat_template.UnreadableRowError, *functions, chat_template.ChatTemplate)
     return "\n\n\n".join([IMPORTS + constants, *(inspect.getsource(part).strip() for part in parts)])
 
 
