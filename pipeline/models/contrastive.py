@@ -23,15 +23,13 @@ class Contrastive(TaskModel):
     image_size: PositiveInt | None = None
     """Height and width of the images in pixels; none: the configuration's. Another one needs random weights."""
 
-    def describe(self, name: str) -> Description:
-        """Return the description that the configuration gives, with the shapes of an image and of its text."""
-        config = self.configuration(name, 1)
+    def _described(self, name: str, config: Any) -> Description:
         vision, text = config.vision_config, config.text_config
-        return self.description_of(
-            name,
-            config,
-            RandomInput("pixel_values", (vision.num_channels, vision.image_size, vision.image_size)),
-            RandomInput("input_ids", (None,), num_values=text.vocab_size),
+        return Description(
+            inputs=(
+                RandomInput("pixel_values", (vision.num_channels, vision.image_size, vision.image_size)),
+                RandomInput("input_ids", (None,), num_values=text.vocab_size),
+            ),
             max_sequence_length=text.max_position_embeddings,
             needs_whole_batch=True,
         )

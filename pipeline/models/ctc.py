@@ -29,14 +29,7 @@ class Ctc(TaskModel):
     freeze_feature_encoder: bool = True
     """Whether the convolutions that read the sound are not trained, as in transformers' example."""
 
-    def describe(self, name: str) -> Description:
-        """Return the description that the configuration gives, with the shapes of the sound and of its labels.
-
-        Raises:
-            InvalidInputError: it is of a type whose inputs are not known, or the sound is too short.
-
-        """
-        config = self.configuration(name, 1)
+    def _described(self, name: str, config: Any) -> Description:
         if not getattr(config, "conv_stride", None):
             raise InvalidInputError(
                 f"ctc knows the inputs of models of raw sound (wav2vec2, hubert, wavlm), and {name} is a "
@@ -52,11 +45,9 @@ class Ctc(TaskModel):
             )
         blank = config.pad_token_id
         first, end = (1, config.vocab_size) if blank == 0 else (0, blank)
-        return self.description_of(
-            name,
-            config,
-            RandomInput("input_values", (num_samples,)),
-            RandomInput("labels", (None,), num_values=end, first=first),
+        labels = RandomInput("labels", (None,), num_values=end, first=first)
+        return Description(
+            inputs=(RandomInput("input_values", (num_samples,)), labels),
             max_sequence_length=num_frames * 3 // 5,  # equal labels in a row need a frame between them
         )
 

@@ -20,18 +20,12 @@ class ImageClassification(TaskModel):
     num_labels: PositiveInt | None = Field(default=None, ge=2)
     """Number of classes; none: the configuration's."""
 
-    def describe(self, name: str) -> Description:
-        """Return the description that the configuration gives, with the shape of an image and a label."""
-        config = self.configuration(name, 1)
+    def _described(self, name: str, config: Any) -> Description:
         size = self.image_size or getattr(config, "image_size", None) or USUAL_SIZE
         height, width = (size, size) if isinstance(size, int) else size
         channels = getattr(config, "num_channels", 3)
-        return self.description_of(
-            name,
-            config,
-            RandomInput("pixel_values", (channels, height, width)),
-            RandomInput("labels", (), num_values=config.num_labels),
-        )
+        labels = RandomInput("labels", (), num_values=config.num_labels)
+        return Description(inputs=(RandomInput("pixel_values", (channels, height, width)), labels))
 
     def _completed(self, config: Any) -> Any:
         if self.image_size is not None and getattr(config, "image_size", None) is not None:

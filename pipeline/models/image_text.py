@@ -29,16 +29,14 @@ class ImageText(TaskModel):
     freeze_vision: bool = False
     """Whether the encoder of images is not trained."""
 
-    def describe(self, name: str) -> Description:
-        """Return the description that the configuration gives, with the shapes of an image and of its text."""
-        config = self.configuration(name, 1)
-        vision, text = config.vision_config, config.text_config
-        return self.description_of(
-            name,
-            config,
-            RandomInput("pixel_values", (vision.num_channels, vision.image_size, vision.image_size)),
-            RandomInput("input_ids", (None,), num_values=config.image_token_id),
-            max_sequence_length=text.max_position_embeddings,
+    def _described(self, name: str, config: Any) -> Description:
+        vision = config.vision_config
+        return Description(
+            inputs=(
+                RandomInput("pixel_values", (vision.num_channels, vision.image_size, vision.image_size)),
+                RandomInput("input_ids", (None,), num_values=config.image_token_id),
+            ),
+            max_sequence_length=config.text_config.max_position_embeddings,
         )
 
     def inputs(self, name: str, prepared: Prepared, seed: int) -> Prepared:

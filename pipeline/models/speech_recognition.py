@@ -13,14 +13,12 @@ class SpeechRecognition(TaskModel):
     types: ClassVar[tuple[str, ...]] = ("whisper",)
     """Mel bins over the time of 30 seconds."""
 
-    def describe(self, name: str) -> Description:
-        """Return the description that the configuration gives, with the shapes of the sound and of its text."""
-        config = self.configuration(name, 1)
-        return self.description_of(
-            name,
-            config,
-            RandomInput("input_features", (config.num_mel_bins, 2 * config.max_source_positions)),
-            RandomInput("labels", (None,), num_values=config.vocab_size),
+    def _described(self, name: str, config: Any) -> Description:
+        return Description(
+            inputs=(
+                RandomInput("input_features", (config.num_mel_bins, 2 * config.max_source_positions)),
+                RandomInput("labels", (None,), num_values=config.vocab_size),
+            ),
             max_sequence_length=config.max_target_positions,
         )
 

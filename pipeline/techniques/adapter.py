@@ -179,13 +179,32 @@ class Adapter(Technique):
         code, statements = [lora], [f"add_adapters({', '.join(arguments)})"]
         if self.adapter == "qlora":
             code.insert(0, quantized_layers)
-            statements.insert(0, _quantizing(self.num_bits, self.qlora_double_quantization, self.qlora_float32_rest))
+            statements.insert(0, self._quantizing())
         return Exported(
             code=source_of(*code),
             prepare="\n".join(statements),
             optimizer="without_frozen({optimizer})",
             notes=("The adapters alone, to be saved: peft.get_peft_model_state_dict(model).",),
         )
+
+    def exported_quantizing(self) -> Exported:
+        """Return the functions and the statement that replace the linear layers of `model` by quantized ones."""
+        return Exported(code=source_of(quantized_layers, linear_layers), prepare=self._quantizing())
+
+    def _quantizing(self) -> str:
+        arguments = "".join(f"    {name}={value},\n" for name, value in self._quantization().items())
+        return (
+            "layers = [model.get_submodule(name) for name in {layers}]\n"
+            "quantize_layers(\n    model,\n    ((layer, linear_layers(layer)) for layer in layers),\n"
+            f"{arguments})"
+        )
+
+    def _quantization(self) -> dict[str, Any]:
+        return {
+            "num_bits": self.num_bits,
+            "double_quantization": self.qlora_double_quantization,
+            "float32_rest": self.qlora_float32_rest,
+        }
 
     def _arguments(self) -> dict[str, Any]:
         """Return the settings by the names of peft's LoraConfig."""
@@ -202,13 +221,8 @@ class Adapter(Technique):
         with _disable_current_modes():  # the imports make tensors, which are no part of the model
             import_module("peft")  # it imports bitsandbytes
         if self.adapter == "qlora":
-            quantize_layers(
-                trainable.module,
-                ((layer, linear_layers(layer)) for layer in trainable.layers),
-                num_bits=self.num_bits,
-                double_quantization=self.qlora_double_quantization,
-                float32_rest=self.qlora_float32_rest,
-            )
+            layers = ((layer, linear_layers(layer)) for layer in trainable.layers)
+            quantize_layers(trainable.module, layers, **self._quantization())
         dtype = DTYPES[self.adapter_weights]
         add_adapters(trainable.module, trainable.layers, self.adapter_targets, dtype, **self._arguments())
 
@@ -243,23 +257,3 @@ def _inside_layers(model: Model, name: str) -> _Inside:
     num_parameters = sum(one.numel() for layer in built.layers for one in layer.parameters())
     outside = tuple(outside_layers(built.module, built.layers))
     return _Inside(tuple(linear), tuple(others), num_in_others, num_parameters, outside)
-
-
-def exported_quantizing(num_bits: int, double_quantization: bool, float32_rest: bool) -> Exported:
-    """Return the functions and the statement that replace the linear layers of `model` by quantized ones."""
-    code = source_of(quantized_layers, linear_layers)
-    return Exported(code=code, prepare=_quantizing(num_bits, double_quantization, float32_rest))
-
-
-def _quantizing(num_bits: int, double_quantization: bool, float32_rest: bool) -> str:
-    """Return the statements that quantize the linear layers of `model`."""
-    return (
-        "layers = [model.get_submodule(name) for name in {layers}]\n"
-        "quantize_layers(\n"
-        "    model,\n"
-        "    ((layer, linear_layers(layer)) for layer in layers),\n"
-        f"    num_bits={num_bits},\n"
-        f"    double_quantization={double_quantization},\n"
-        f"    float32_rest={float32_rest},\n"
-        ")"
-    )

@@ -9,7 +9,6 @@ from pipeline.data._support.tokenizing import HELD_OUT_EVERY
 from pipeline.export.facts import NOT_MEASURED, Facts
 from pipeline.export.target import Target, processes_note, render
 from pipeline.export.trainer_arguments import prepares_layers, trainer_arguments, trainer_notes
-from pipeline.techniques.adapter import exported_quantizing
 
 PACKED_TOGETHER = 1000
 """Documents of which TRL makes packed sequences without a shorter one: a batch of datasets' map()."""
@@ -109,8 +108,7 @@ def _quantizing(facts: Facts) -> Exported:
     """Return the code that makes a model with random weights quantized: transformers does so with those it loads."""
     if facts.lora is None or not facts.lora.is_quantized or facts.pretrained:
         return Exported()
-    adapter = facts.lora.adapter
-    return exported_quantizing(adapter.num_bits, adapter.qlora_double_quantization, adapter.qlora_float32_rest)
+    return facts.lora.adapter.exported_quantizing()
 
 
 def _reads_rows(facts: Facts) -> bool:

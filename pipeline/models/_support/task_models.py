@@ -9,7 +9,7 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from pipeline.base.contracts import Batch, Description, Prepared, RandomInput, Sequences, Trainable
+from pipeline.base.contracts import Batch, Description, Prepared, Sequences, Trainable
 from pipeline.base.errors import InvalidInputError
 from pipeline.data._support.checkpoints import read_configuration
 from pipeline.data._support.sequences import IGNORED_LABEL, PackedSequences, PaddedSequences
@@ -35,10 +35,15 @@ class TaskModel(TransformersModel):
         """Whether `name` is a folder or an `owner/name` of the hub whose configuration is for this task."""
         return task_of(name) == cls.task
 
-    def description_of(self, name: str, config: Any, *inputs: RandomInput, **more: Any) -> Description:
-        """Return the description of a model whose `inputs`, if any, are made up; `more` are other fields of it."""
+    def describe(self, name: str) -> Description:
+        """Return the description that the configuration gives."""
+        config = self.configuration(name, 1)
         note = f"{name} is trained for {self.task}, by transformers' {self.auto_class}: {self.made_of}"
-        return Description(inputs=inputs, published_type=self.published_type(config), note=note, **more)
+        return replace(self._described(name, config), published_type=self.published_type(config), note=note)
+
+    @abstractmethod
+    def _described(self, name: str, config: Any) -> Description:
+        """Return its inputs, and what else is particular to the task."""
 
     def build(self, name: str, vocabulary_size: int) -> Trainable:
         """Return the model with the layers that transformers checkpoints, and its own loss."""
@@ -86,13 +91,9 @@ class TaskModel(TransformersModel):
 class TextTask(TaskModel):
     """A task whose inputs are made from the tokens of a corpus."""
 
-    def describe(self, name: str) -> Description:
-        """Return the description that the configuration gives."""
-        config = self.configuration(name, 1)
+    def _described(self, name: str, config: Any) -> Description:
         needs_tokenizer = self.pretrained or has_tokenizer(name)
-        return self.description_of(
-            name,
-            config,
+        return Description(
             max_sequence_length=position_limit(config),
             vocabulary_size=config.vocab_size,
             tokenizer=name if needs_tokenizer else None,
