@@ -81,19 +81,17 @@ def check_weights(name: str, setting: str) -> None:
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
-    if (whole := file_of(name, SAFE_WEIGHTS_NAME)) is not None:
-        _names_in(whole)
-    elif (index := file_of(name, SAFE_WEIGHTS_INDEX_NAME)) is not None:
-        _check_shards(name, index)
-    elif file_of(name, WEIGHTS_NAME) is not None:
-        return
-    elif (index := file_of(name, WEIGHTS_INDEX_NAME)) is not None:
-        _check_shards(name, index)
-    else:
-        raise InvalidInputError(
-            f"pretrained weights need {SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME}, and {name} has neither; name "
-            f"another model, or set {setting}=false for random weights of its shape"
-        )
+    for filename in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME):
+        if (file := file_of(name, filename)) is not None:
+            if file.suffix == ".json":
+                _check_shards(name, file)
+            elif file.suffix == ".safetensors":
+                _names_in(file)
+            return
+    raise InvalidInputError(
+        f"pretrained weights need {SAFE_WEIGHTS_NAME} or {SAFE_WEIGHTS_INDEX_NAME}, and {name} has neither; name "
+        f"another model, or set {setting}=false for random weights of its shape"
+    )
 
 
 def refuse_quantized(name: str, quantization: Any) -> None:
