@@ -56,7 +56,9 @@ class PaddedSequences(Sequences):
     """
 
     def __init__(self, store: TokenStore, length: int) -> None:
-        self.store, self._length = store, length
+        self.store = store
+        self.padded_length = length
+        """Tokens of each sequence in batch(): those of the longest one, or more."""
         last = store.last_targets(length)
         kept = last > store.offsets[:-1]  # the first token of a sequence is no target: none is before it
         self._starts, self._ends = store.offsets[:-1][kept], last[kept] + 1
@@ -70,7 +72,7 @@ class PaddedSequences(Sequences):
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return `input_ids` and `labels`, both int64 [B, T]; with causal attention the padding needs no mask."""
-        return self._padded(rows, self._length)
+        return self._padded(rows, self.padded_length)
 
     def count(self, batch: Batch) -> tuple[int, int]:
         """Return the number of tokens that are not padding, and of targets with another token before them."""
@@ -159,21 +161,16 @@ class DynamicallyPaddedSequences(PaddedSequences):
 
     def __init__(self, store: TokenStore, length: int, *, is_grouped: bool) -> None:
         super().__init__(store, length)
-        self._length, self._is_grouped = int(self.lengths.max(initial=0)), is_grouped
+        self.padded_length, self._is_grouped = int(self.lengths.max(initial=0)), is_grouped
 
     def num_tokens(self, rows: Sequence[int]) -> int:
         """Return the tokens of these examples, without padding."""
         return int(self.lengths[rows].sum())
 
-    @property
-    def padded_length(self) -> int:
-        """Tokens of each sequence in batch(): those of the longest one, or more."""
-        return self._length
-
     def padded_to(self, length: int) -> "DynamicallyPaddedSequences":
         """Return the same sequences, which batch() pads to at least `length` tokens."""
         longer = copy(self)
-        longer._length = max(self._length, length)
+        longer.padded_length = max(self.padded_length, length)
         return longer
 
     def micro_batches(self, rows: Sequence[int], size: int) -> tuple[Batch, ...]:
@@ -205,7 +202,7 @@ class PairedSequences(DynamicallyPaddedSequences):
         if kind == "fixed_length":
             self.lengths = np.full_like(self.lengths, length)
         self.num_left_out = len(kept_P) - len(self._starts)
-        self._length = int(self.lengths.max(initial=0))
+        self.padded_length = int(self.lengths.max(initial=0))
 
     def padded_with(self, token: int) -> "PairedSequences":
         """Return the same pairs, which are padded with a token."""
