@@ -24,7 +24,7 @@ from pipeline.models._support.heads import head_of, hidden_states, why_inseparab
 from pipeline.models.causal_lm import CausalLm
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
-from pipeline.techniques._support.chunked_loss import chunked_cross_entropy
+from pipeline.techniques._support.loss_kernels import chunked_cross_entropy
 from pipeline.techniques.loss_kernel import LONGEST_CHUNK_TOKENS, LossKernel, default_chunk_tokens, has_fused
 from pipeline.training.step import build_step
 

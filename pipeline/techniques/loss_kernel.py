@@ -1,8 +1,7 @@
 """The kernel of a language model's loss: with all logits in memory, or with those of one chunk of tokens at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
@@ -11,16 +10,14 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from pipeline.base.contracts import Batch, Hardware, Head, Model
+from pipeline.base.contracts import Batch, Hardware, Model
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.ranks import whole
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 from pipeline.base.user_functions import once_of_each
-from pipeline.data._support.sequences import IGNORED_LABEL
 from pipeline.models._support.heads import hidden_states, shifted_targets
-from pipeline.techniques._support.chunked_loss import chunked_cross_entropy
-from pipeline.techniques._support.exported_loss import exported_loss
 from pipeline.techniques._support.lora import adapted_modules
+from pipeline.techniques._support.loss_kernels import KERNELS, exported_loss
 
 LONGEST_CHUNK_TOKENS = 1024
 """Longest chunk by default: more tokens cost memory and save no time on a GPU.
@@ -50,9 +47,6 @@ LIGER_IN_AXOLOTL = {
     "liger_fused_linear_cross_entropy": True,
 }
 """The same in axolotl's file."""
-
-Kernel = Callable[[Head, int, Tensor, Tensor, Tensor], Tensor]
-"""(head, tokens of a chunk, hidden states [N, C], targets [N], what the loss is multiplied by) -> summed loss."""
 
 
 class LossKernel(Technique):
@@ -148,19 +142,27 @@ class LossKernel(Technique):
         return Exported(code=code, prepare="compute_loss_without_logits(model)", notes=notes)
 
     def apply(self, step: Step) -> Step:
-        """Replace the loss by one that calls the model without its head; a model without one was refused."""
+        """Replace the loss by one that calls the model without its head; a model without one was refused.
+
+        Raises:
+            InvalidInputError: it is Liger's kernel, on a CPU.
+
+        """
         head = step.trainable.head
         if self.loss_kernel == "full":
             return step
         assert head is not None
-        kernels: dict[str, Kernel] = {"chunked": _chunked, "fused": _fused, "liger": _liger}
-        chunk_tokens = self.loss_chunk_tokens or default_chunk_tokens(head.layer.in_features)
+        if self.loss_kernel == "liger" and step.device.type != "cuda":
+            raise InvalidInputError("Liger's kernel runs on a GPU alone; set loss_kernel=chunked, or another device")
+        kernel, layer, soft_cap = KERNELS[self.loss_kernel], head.layer, head.soft_cap
+        chunk_tokens = self.loss_chunk_tokens or default_chunk_tokens(layer.in_features)
 
         def loss(module: nn.Module, batch: Batch, num_targets: int) -> Tensor:
             hidden_NC = hidden_states(head, module, batch).flatten(0, 1)
             factor = step.scaler.scale(torch.ones((), device=hidden_NC.device) / num_targets)
-            summed = kernels[self.loss_kernel](head, chunk_tokens, hidden_NC, shifted_targets(batch), factor)
-            return summed / num_targets
+            targets_N = shifted_targets(batch)
+            weight, bias = whole(layer.weight), None if layer.bias is None else whole(layer.bias)
+            return kernel(hidden_NC, weight, bias, targets_N, chunk_tokens, soft_cap, factor) / num_targets
 
         return replace(step, trainable=replace(step.trainable, loss=loss))
 
@@ -180,43 +182,3 @@ def has_fused() -> bool:
 def default_chunk_tokens(width: int) -> int:
     """Return the tokens of a chunk: the head's width, so that a chunk's logits are as large as the head's weight."""
     return min(width, LONGEST_CHUNK_TOKENS)
-
-
-def _parameters(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Return the weight and bias of a head, gathered where ranks have divided it."""
-    return whole(layer.weight), None if layer.bias is None else whole(layer.bias)
-
-
-def _chunked(head: Head, chunk_tokens: int, hidden_NC: Tensor, targets_N: Tensor, factor: Tensor) -> Tensor:
-    parts = (hidden_NC, *_parameters(head.layer), targets_N)
-    return chunked_cross_entropy(*parts, chunk_tokens, head.soft_cap, IGNORED_LABEL, factor)
-
-
-def _fused(head: Head, chunk_tokens: int, hidden_NC: Tensor, targets_N: Tensor, _: Tensor) -> Tensor:
-    weight, bias = _parameters(head.layer)
-    return F.linear_cross_entropy(
-        hidden_NC,
-        weight,
-        targets_N,
-        linear_bias=bias,
-        reduction="sum",
-        ignore_index=IGNORED_LABEL,
-        options=nn.LinearCrossEntropyOptions(batch_chunk_size=chunk_tokens),
-    )
-
-
-def _liger(head: Head, _: int, hidden_NC: Tensor, targets_N: Tensor, __: Tensor) -> Tensor:
-    if hidden_NC.device.type != "cuda":
-        raise InvalidInputError("Liger's kernel runs on a GPU alone; set loss_kernel=chunked, or a GPU as the device")
-    functions = import_module("liger_kernel.transformers.functional")
-    loss: Tensor = functions.liger_fused_linear_cross_entropy(
-        hidden_NC,
-        head.layer.weight,
-        targets_N,
-        bias=head.layer.bias,
-        ignore_index=IGNORED_LABEL,
-        reduction="sum",
-        softcap=head.soft_cap,
-        accum_dtype=torch.float32,
-    )
-    return loss
