@@ -16,13 +16,13 @@ from pipeline.base.ranks import data_ranks_in_settings, num_data_ranks
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique, without_idle
 from pipeline.base.units import powers_of_two
 from pipeline.techniques._support.data_parallel import (
-    NEEDS_WHOLE_PARAMETERS,
     NOT_ON_CPU,
     Accumulating,
     LossModule,
     data_parallel,
     mesh_of,
     parts_data_parallel,
+    without_whole_parameters,
 )
 
 IN_ACCELERATE = (
@@ -85,7 +85,6 @@ class Sharding(Technique):
             yield from without_idle(self)
             return
         rule = "sharding=fsdp leaves each rank a part of every parameter"
-        optimizer = settings.optimizer.removeprefix("paged_")
         num_ranks = num_data_ranks(settings.world_size, settings.tensor_parallel)
         if num_ranks == 1 and settings.tensor_parallel > 1:
             yield (
@@ -103,11 +102,7 @@ class Sharding(Technique):
                 f"{rule}, and 4-bit weights can only be read whole, and adapter is qlora; set adapter=lora or "
                 "sharding=none"
             )
-        if optimizer in NEEDS_WHOLE_PARAMETERS:
-            yield (
-                f"{rule}, and {NEEDS_WHOLE_PARAMETERS[optimizer]}, and optimizer is {settings.optimizer}; set "
-                "optimizer=adamw or muon, or sharding=none"
-            )
+        yield from without_whole_parameters(settings, rule, "sharding=none")
         if settings.activation_offloading:
             yield (
                 "activation_offloading=true would move the parameters that sharding=fsdp has gathered, which a layer "

@@ -17,7 +17,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.technique import Exported, Mathematics, Step, Technique
 from pipeline.base.units import powers_of_two
 from pipeline.base.user_functions import once_of_each
-from pipeline.techniques._support.data_parallel import NEEDS_WHOLE_PARAMETERS, NOT_ON_CPU
+from pipeline.techniques._support.data_parallel import NOT_ON_CPU, without_whole_parameters
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -82,7 +82,6 @@ class TensorParallel(Technique):
             return
         count = self.tensor_parallel
         rule = f"tensor_parallel={count} leaves each rank a part of every matrix"
-        optimizer = settings.optimizer.removeprefix("paged_")
         if settings.world_size % count:
             yield (
                 f"tensor_parallel must divide world_size, and is {count} with world_size={settings.world_size}; set "
@@ -93,11 +92,7 @@ class TensorParallel(Technique):
                 f"{rule}, and adapters are of whole ones, and adapter is {settings.adapter}; set adapter=none, or "
                 "tensor_parallel=1 and sharding=fsdp"
             )
-        if optimizer in NEEDS_WHOLE_PARAMETERS:
-            yield (
-                f"{rule}, and {NEEDS_WHOLE_PARAMETERS[optimizer]}, and optimizer is {settings.optimizer}; set "
-                "optimizer=adamw or muon, or tensor_parallel=1"
-            )
+        yield from without_whole_parameters(settings, rule, "tensor_parallel=1")
         if settings.loss_kernel == "liger":
             yield (
                 f"{rule}, the head's too, which Liger's kernel was not tried with, and loss_kernel is liger; set "

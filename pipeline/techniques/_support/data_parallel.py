@@ -37,6 +37,15 @@ NOT_ON_CPU = (
 """Why the memory of parts is not predicted there."""
 
 
+def without_whole_parameters(settings: Any, rule: str, otherwise: str) -> Iterator[str]:
+    """Yield that the optimizer needs whole parameters, where a `rule` leaves parts of them; `otherwise` is a remedy."""
+    reason = NEEDS_WHOLE_PARAMETERS.get(settings.optimizer.removeprefix("paged_"))
+    if reason is not None:
+        yield (
+            f"{rule}, and {reason}, and optimizer is {settings.optimizer}; set optimizer=adamw or muon, or {otherwise}"
+        )
+
+
 class LossModule(nn.Module):
     """The loss of a model as a module, so that whatever it calls of the model is inside the module's forward pass."""
 
