@@ -299,7 +299,7 @@ def test_exports_have_it_in_python_and_say_so_of_json() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"adapter_rank": 8}, "setting of adapter=lora, and adapter is none and adapter_rank 8; set adapter=lora or"),
+        ({"adapter_rank": 8}, "adapter_rank=8 is a setting of adapter=lora, and adapter is none; set adapter=lora or"),
         (
             {"adapter": "lora", "adapter_weights": "bfloat16", "precision": "fp16"},
             "needs no loss scaling, and precision=fp16 .* set precision=bf16 or fp32, or adapter_weights=float32",
