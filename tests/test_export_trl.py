@@ -16,7 +16,7 @@ from test_export import COMBINED, PLAIN, losses_here
 
 from pipeline.config.experiment import Experiment
 from pipeline.data._support.chat_template import TEMPLATE, ChatTemplate
-from pipeline.export.conversations import finding_of_answers
+from pipeline.export.targets.trl import finding_of_answers
 from pipeline.export.write import export_files, write_files
 from pipeline.models.causal_lm import CausalLm
 

@@ -43,7 +43,7 @@ class Trl(Target):
             prepares_layers=prepares_layers(facts),
             reads_rows=_reads_rows(facts),
             is_json=facts.source is not None and facts.source.file_format == "json",
-            finding=_finding_of_answers() if _reads_rows(facts) and not _marks_answers(facts) else "",
+            finding=finding_of_answers() if _reads_rows(facts) and not _marks_answers(facts) else "",
             messages_of=_reading_of_messages(),
             held_out_every=HELD_OUT_EVERY,
             quantizing=_quantizing(facts),
@@ -90,7 +90,7 @@ class Trl(Target):
         return notes + trainer_notes(facts)
 
 
-def _finding_of_answers() -> str:
+def finding_of_answers() -> str:
     """Return ChatTemplate as source for the top level of a file; it needs nothing of this package."""
     constants = "\n".join(f"{name} = {getattr(chat_template, name)!r}" for name in CONSTANTS)
     functions = (chat_template._function, chat_template._with_object)
