@@ -62,7 +62,7 @@ static char *new_addresses(size_t bytes) {
             lowest_address = (char *)((size_t)(addresses + ALL_ADDRESSES) / PAGE * PAGE);
             num_rounds++;
         }
-        if (addresses == MAP_FAILED || num_rounds > 2) {
+        if (addresses == MAP_FAILED || num_rounds > 2 || bytes > (size_t)(lowest_address - addresses)) {
             fprintf(stderr, "simulated card: no addresses are left\n");
             abort();
         }
