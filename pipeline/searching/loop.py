@@ -1,7 +1,6 @@
 """The trials of a search: proposed, run in clean processes, judged, and stored in the study.
 
-`run_trials` puts what a Proposer proposes into the study's queue. StoredStudy.run_next takes what is first there and
-lets Optuna call back for its measurement, a run in a clean process, since Optuna stores what ends, prunes or fails.
+`run_trials` puts what a Proposer proposes into the study's queue, of which StoredStudy.run_next measures the first.
 """
 
 import math

@@ -6,17 +6,16 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timedelta
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, StorageInternalError, TrialPruned, UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, fail_stale_trials
-from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.storages._heartbeat import BaseHeartbeat, get_heartbeat_thread
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pipeline.base.errors import InvalidInputError, differing
@@ -52,22 +51,6 @@ Measure = Callable[[int, Proposal], FrozenTrial]
 """(number of the trial, its configuration) -> what its run came to."""
 
 
-@dataclass
-class _Attempt:
-    """What became of the trial that a worker took from the queue."""
-
-    number: int | None = None
-    """Its number; None if there was nothing to measure."""
-    is_lost: bool = False
-    """Whether the process that hosted its run died."""
-    error: BaseException | None = None
-    """What ended its measurement, and is to end the worker as well."""
-
-
-class _NotCompletedError(RuntimeError):
-    """Ends a trial as failed: its run did not complete, or there was nothing to run."""
-
-
 class StoredStudy:
     """One study, to which other threads, processes and machines may add trials at the same time.
 
@@ -93,6 +76,7 @@ class StoredStudy:
 
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", "Heartbeat of storage is supposed to be used")  # run_next() stores them
         self.directions = directions
         self._storage, self._worker_timeout = storage, worker_timeout
         self._lost = SimpleQueue[tuple[int, bool]]()
@@ -184,60 +168,33 @@ class StoredStudy:
     def run_next(self, measure: Measure, total: int, began: Callable[[], None]) -> int | None:
         """Take the first trial of the queue, measure and store it; return its number.
 
-        `began` is called once it is taken. None is returned if the queue was empty, if `total` trials are reached, or
-        if a trial with a lower number has the same configuration, since two workers may queue the same at the same
-        moment: such a trial is closed as interrupted.
+        `began` is called once it is taken. None is returned if the queue was empty, if `total` trials are reached, if a
+        trial with a lower number has the same configuration, since two workers may queue the same at the same moment,
+        if the process that hosted the run died, or if no heartbeat was stored for so long that another worker has
+        closed the trial.
         """
-        attempt = _Attempt()
-        try:
-            self._study.optimize(
-                partial(self._objective, attempt, measure, total, began), n_trials=1, catch=(_NotCompletedError,)
-            )
-        except (
-            UpdateFinishedTrialError,
-            ValueError,
-            AssertionError,
-        ):  # of Optuna, if it cannot store how a trial ended
-            if attempt.error is not None:  # it may be a ValueError, or hidden by that of Optuna
-                raise attempt.error from None
-            trials = self._study.get_trials(deepcopy=False)
-            if attempt.number is None or not trials[attempt.number].state.is_finished():
+        self.free_stale()
+        trial, storage = self._study.ask(), self._study._storage
+        with get_heartbeat_thread(trial._trial_id, storage):
+            if isinstance(storage, BaseHeartbeat):  # not left to Optuna's thread, which begins some time
+                storage.record_heartbeat(trial._trial_id)
+            trial.set_user_attr(WORKER, this_process())
+            began()
+            if not trial.params or self._is_superfluous(trial, total):
+                self._interrupt(trial)
+                return None
+            known = trial.user_attrs
+            queued = Proposal(dict(trial.params), known.get(PREDICTED), bool(known.get(NUM_EARLIER_RUNS)))
+            try:
+                record = measure(trial.number, queued)
+            except WorkerLostError:
+                self._interrupt(trial)
+                self._queue_again(self._study, self._study.trials[trial.number])
+                return None
+            except BaseException:
+                self._interrupt(trial)
                 raise
-            return None  # no heartbeat was stored for so long that another worker has closed it
-        if attempt.is_lost and attempt.number is not None:
-            self._queue_again(self._study, self._study.trials[attempt.number])
-        return None if attempt.is_lost else attempt.number
-
-    def _objective(
-        self,
-        attempt: _Attempt,
-        measure: Measure,
-        total: int,
-        began: Callable[[], None],
-        trial: optuna.Trial,
-    ) -> list[float]:
-        """Measure a trial, store it, and return its values."""
-        if isinstance(self._study._storage, BaseHeartbeat):  # not left to Optuna's thread, which begins some time
-            self._study._storage.record_heartbeat(trial._trial_id)
-        trial.set_user_attr(WORKER, this_process())
-        began()
-        if not trial.params or self._is_superfluous(trial, total):
-            trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
-            raise _NotCompletedError("nothing to measure")
-        attempt.number, known = trial.number, trial.user_attrs
-        try:
-            record = measure(
-                trial.number, Proposal(dict(trial.params), known.get(PREDICTED), bool(known.get(NUM_EARLIER_RUNS)))
-            )
-        except BaseException as error:
-            with suppress(UpdateFinishedTrialError):
-                trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
-            attempt.is_lost = isinstance(error, WorkerLostError)
-            if attempt.is_lost:
-                raise _NotCompletedError(str(error)) from error
-            attempt.error = error
-            raise
-        return self._store(trial, record)
+            return trial.number if self._store(trial, record) else None
 
     def add(self, choice: Choice, space: Space, record: FrozenTrial) -> bool:
         """Store a run that was measured outside of the queue; return False if its configuration is taken."""
@@ -256,20 +213,27 @@ class StoredStudy:
         )
         return True
 
-    def _store(self, trial: optuna.Trial, record: FrozenTrial) -> list[float]:
-        """Store the record of a trial and return its values; a worker that is killed before leaves it running."""
-        for name, value in record.user_attrs.items():
-            trial.set_user_attr(name, value)
-        for name, value in record.constraints.items():
-            trial.set_constraint(name, value)
-        if record.state is TrialState.PRUNED:
-            raise TrialPruned
-        values: list[float] | None = record.values
-        if values is None:
-            raise _NotCompletedError(record.user_attrs[DETAIL])
-        for step, speed in record.intermediate_values.items():
-            trial.report(speed, step)
-        return values
+    def _store(self, trial: optuna.Trial, record: FrozenTrial) -> bool:
+        """Store the record of a trial, which stays running if the worker is killed meanwhile; False if it is closed."""
+        try:
+            for name, value in record.user_attrs.items():
+                trial.set_user_attr(name, value)
+            for name, value in record.constraints.items():
+                trial.set_constraint(name, value)
+            for step, speed in record.intermediate_values.items():
+                trial.report(speed, step)
+            self._study.tell(trial, record.values, record.state)
+        except (UpdateFinishedTrialError, ValueError):
+            if not self._study.get_trials(deepcopy=False)[trial.number].state.is_finished():
+                raise
+            return False
+        return True
+
+    def _interrupt(self, trial: optuna.Trial) -> None:
+        """Close a trial whose configuration may be proposed again, unless another worker has closed it."""
+        with suppress(UpdateFinishedTrialError, ValueError):
+            trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
+            self._study.tell(trial, state=TrialState.FAIL)
 
     def _is_superfluous(self, trial: optuna.Trial, total: int) -> bool:
         """Whether earlier trials, known or open, have its configuration already, or are as many as there may be."""
