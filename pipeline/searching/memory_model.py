@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr
 
 from pipeline.planning.expectation import indicators
 from pipeline.searching.candidates import Candidate
@@ -18,8 +18,8 @@ DEVIATION = {"cpu": 0.002, "cuda": 0.02}
 (benchmarks/prediction_cpu_2026-11-22.md); on CUDA the goal that is set for the median."""
 SHARED_VARIANCE, VALUE_VARIANCE = 0.8, 0.2
 """Shares of the prior variance that all configurations have in common, and that those with the same values have."""
-LEVELS = (0.999, 0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
-"""Probabilities that are distinguished."""
+NEGLIGIBLE_PROBABILITY = 0.05
+"""What is less likely to fit than this is taken not to fit."""
 EXPECTED = 0.1
 """Prior standard deviation of the logarithm of a peak that others let expect."""
 NOISE = 0.0005
@@ -84,44 +84,33 @@ def probability_of_fit(
     kind: str,
     lower_bounds_bytes: Mapping[int, float] | None = None,
 ) -> Vector:
-    """Return for each candidate the greatest of LEVELS with which it fits the budget; 0 below all of them.
+    """Return the probability with which each candidate fits the budget; 0 where it is negligible.
 
-    The budget is divided by the prediction's possible error; what it must be is the smallest on which the predicted run
-    ended. Before anything is measured, a candidate that is not predicted has 0.5 at the smallest micro-batch size.
+    What has to be within the budget, with the prediction's possible error, is the smallest budget on which the
+    predicted run ended. Before anything is measured, a candidate that is not predicted has 0.5 at the smallest
+    micro-batch size.
     """
     error = posterior(candidates, peak_bytes, budget_bytes, kind, lower_bounds_bytes)
-    corrections_NL = np.exp(-error.mean_N[:, None] - error.deviation_N[:, None] * ndtri(LEVELS))
-    smallest_bytes_N = np.array([one.smallest_bytes for one in candidates])
-    fits_NL = smallest_bytes_N[:, None] <= budget_bytes * corrections_NL
-    probability_N = np.where(fits_NL.any(axis=1), np.array(LEVELS)[fits_NL.argmax(axis=1)], 0.0)
+    excess_N = np.log([(one.smallest_bytes or budget_bytes) / budget_bytes for one in candidates]) + error.mean_N
+    deviation_N = np.hypot(error.deviation_N, [EXPECTED * one.is_expected for one in candidates])
     unpredicted = [number for number, candidate in enumerate(candidates) if candidate.predicted_bytes is None]
-    expected = [number for number, one in enumerate(candidates) if one.is_expected and one.predicted_bytes is not None]
-    if expected:
-        probability_N[expected] = _of_expected(candidates, error, budget_bytes)[expected]
     if unpredicted:
-        of_all_N = _from_measured_peaks(candidates, peak_bytes, budget_bytes, lower_bounds_bytes or {})
-        probability_N[unpredicted] = of_all_N[unpredicted]
-    return probability_N
+        measured = _of_measured_peaks(candidates, peak_bytes, budget_bytes, lower_bounds_bytes or {})
+        excess_N[unpredicted], deviation_N[unpredicted] = (
+            measured.mean_N[unpredicted],
+            measured.deviation_N[unpredicted],
+        )
+    probability_N = ndtr(-excess_N / np.maximum(deviation_N, NOISE))
+    return np.where(probability_N < NEGLIGIBLE_PROBABILITY, 0.0, probability_N)
 
 
-def _of_expected(candidates: Sequence[Candidate], error: Gaussian, budget_bytes: int) -> Vector:
-    """Return the probability with which each would fit if its peak were one that others let expect."""
-    excess_N = np.log([(one.predicted_bytes or budget_bytes) / budget_bytes for one in candidates]) + error.mean_N
-    return _or_zero(ndtr(-excess_N / np.hypot(error.deviation_N, EXPECTED)))
-
-
-def _or_zero(probability_N: Vector) -> Vector:
-    """Return the probabilities; those below the lowest of LEVELS as 0."""
-    return np.where(probability_N < LEVELS[-1], 0.0, probability_N)
-
-
-def _from_measured_peaks(
+def _of_measured_peaks(
     candidates: Sequence[Candidate],
     peak_bytes: Mapping[int, float],
     budget_bytes: int,
     lower_bounds_bytes: Mapping[int, float],
-) -> Vector:
-    """Return the probability with which each fits by the peaks that were measured, whether or not it is predicted."""
+) -> Gaussian:
+    """Return the posterior of log(peak / budget) by the peaks that were measured, whether or not it is predicted."""
     sizes_N = np.log([candidate.micro_batch_size for candidate in candidates])
     growth_N1 = (sizes_N - sizes_N.min())[:, None]
     of_value_NV, columns = indicators([one.choice for one in candidates])
@@ -133,5 +122,4 @@ def _from_measured_peaks(
     )
     over_budget = prior.condition({n: math.log(peak / budget_bytes) for n, peak in peak_bytes.items()}, NOISE)
     bounds = {number: math.log(peak / budget_bytes) for number, peak in lower_bounds_bytes.items()}
-    posterior = over_budget.condition_above(bounds, NOISE)
-    return _or_zero(ndtr(-posterior.mean_N / np.hypot(posterior.deviation_N, NOISE)))
+    return over_budget.condition_above(bounds, NOISE)
