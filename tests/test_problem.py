@@ -20,7 +20,6 @@ from pipeline.prediction.cards import find_hardware
 from pipeline.searching import experiment_problem
 from pipeline.searching.candidates import make_candidates
 from pipeline.searching.experiment_problem import automatic_budget, make_experiment_problem
-from pipeline.searching.problem import baseline_choices
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.study import StoredStudy
 from pipeline.simulation.cards import CARDS
@@ -106,7 +105,7 @@ def test_combinations_leave_the_space_where_each_value_stays() -> None:
     assert left.dimensions == space.dimensions and reasons == {"too wide": 1}
     assert left.choices == [choice for choice in space.choices if choice != refused]
     defaults: Choice = {"micro_batch_size": 8, "checkpointing": "none", "precision": "fp32"}
-    assert baseline_choices(left, defaults) == [{**refused, "micro_batch_size": 1}]
+    assert left.with_values(left.plain_values(defaults)) == [{**refused, "micro_batch_size": 1}]
 
 
 @given(free=st.integers(700, 200_000))

@@ -34,7 +34,6 @@ from pipeline.searching.candidates import Candidate
 from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem
 from pipeline.searching.loop import findings_of, trials_of
 from pipeline.searching.optuna_samplers import SAMPLERS, choose, next_baseline
-from pipeline.searching.problem import baseline_choices
 from pipeline.searching.proposals import PredictiveProposer
 from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
@@ -222,7 +221,8 @@ def test_the_baseline_is_found_by_bisection(largest: int, sizes: list[int]) -> N
 
 
 def test_the_baseline_has_default_precision_and_no_checkpointing() -> None:
-    choices = baseline_choices(SPACE, {"micro_batch_size": 8, "checkpointing": "none", "precision": "fp32"})
+    values = SPACE.plain_values({"micro_batch_size": 8, "checkpointing": "none", "precision": "fp32"})
+    choices = SPACE.with_values(values)
     assert [c["micro_batch_size"] for c in choices] == [16, 8, 4, 2, 1]
     assert {(c["checkpointing"], c["precision"]) for c in choices} == {("none", "fp32")}
     assert all(c in SPACE.choices for c in choices)

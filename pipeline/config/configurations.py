@@ -9,7 +9,7 @@ from pipeline.base.technique import Mathematics
 from pipeline.config.experiment import Experiment, check_settings, completed, with_length
 from pipeline.config.given import merged, nested, validate
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings
-from pipeline.config.space import Choice, Value
+from pipeline.config.space import Choice, Value, why_not_included
 
 TECHNIQUE_SETTINGS = {name for technique in TECHNIQUES.values() for name in technique.model_fields}
 """Settings on which neither the model nor the corpus depends."""
@@ -67,10 +67,7 @@ def why_refused(experiment: Experiment, choice: Choice, hardware: Hardware, limi
     """
     for technique in experiment.techniques:
         varied = [name for name in type(technique).model_fields if name in choice]
-        if varied and not limit.includes(technique.mathematics):
-            values = ", ".join(f"{name}={getattr(technique, name)}" for name in varied)
-            return (
-                f"mathematics is {limit} at most in this space, and that of {values} is {technique.mathematics}; set "
-                f"mathematics={technique.mathematics} to allow it"
-            )
+        values = ", ".join(f"{name}={getattr(technique, name)}" for name in varied)
+        if varied and (reason := why_not_included(limit, values, technique.mathematics)):
+            return reason
     return experiment.unsupported(hardware)

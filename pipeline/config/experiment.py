@@ -16,7 +16,7 @@ from pipeline.base.ranks import num_data_ranks
 from pipeline.base.technique import ROUNDOFF, Technique
 from pipeline.base.units import parse_budget
 from pipeline.base.user_functions import check_names_no_file, digest, is_function_name, module_digest
-from pipeline.config.given import FOLLOWS, dotted, nested, setting_names, unknown_setting, validate, yaml_text
+from pipeline.config.given import FOLLOWS, dotted, nested, validate, yaml_text
 from pipeline.config.settings import CORPORA, MODELS, TECHNIQUES, AllSettings, RunSettings
 from pipeline.config.user_techniques import is_user_technique
 from pipeline.data._support.sequences import DynamicallyPaddedSequences
@@ -229,7 +229,7 @@ class Experiment:
     def params(self) -> dict[str, Any]:
         """Return every setting that the run uses by its dotted name, and digests of the user's code that it uses."""
         digests = [digest(name) for name in (self.settings.model, self.settings.corpus) if is_function_name(name)]
-        used = [type(each) for each in self.techniques if each.active and is_user_technique(each)]
+        used = [type(each) for each in self.techniques if each.active and is_user_technique(type(each))]
         digests += [module_digest(technique.__module__) for technique in used]
         return {**self._own_settings(), **({"user_code": " ".join(digests)} if digests else {})}
 
@@ -455,9 +455,3 @@ def _check_corpus(prepared: Prepared, experiment: Experiment) -> None:
             f"the corpus's vocabulary must not exceed the model's: the model has {own} tokens, and the corpus "
             f"{prepared.vocabulary_size}; set vocabulary_size={own} or less"
         )
-
-
-def check_setting_name(name: str) -> None:
-    """Raise InvalidInputError, with the valid names, if no setting has this dotted name."""
-    if name not in set(setting_names(AllSettings)):
-        raise InvalidInputError(unknown_setting(AllSettings, name))

@@ -16,8 +16,7 @@ from pipeline.base.settings import Settings
 from pipeline.base.technique import Mathematics
 from pipeline.base.units import divisors
 from pipeline.config.entry_points import yaml_file
-from pipeline.config.experiment import check_setting_name
-from pipeline.config.given import dotted, merged, nested, validate
+from pipeline.config.given import dotted, merged, nested, setting_names, unknown_setting, validate
 from pipeline.config.settings import TECHNIQUES, AllSettings, RunSettings
 from pipeline.config.variants import read_config, read_yaml
 
@@ -64,6 +63,18 @@ class Space:
         combinations = itertools.product(*self.dimensions.values())
         return [dict(zip(self.dimensions, values, strict=True)) for values in combinations]
 
+    def with_values(self, values: Choice) -> list[Choice]:
+        """Return the configurations that have these values, the largest micro-batch first."""
+        return sorted((one for one in self.choices if values.items() <= one.items()), key=size_of, reverse=True)
+
+    def plain_values(self, defaults: Mapping[str, Any]) -> Choice:
+        """Return the default of each dimension but the micro-batch size, or its first value if that is not there."""
+        return {
+            name: defaults[name] if name in defaults and defaults[name] in values else values[0]
+            for name, values in self.dimensions.items()
+            if name != MICRO_BATCH
+        }
+
     def without(self, refused: Callable[[Choice], str | None]) -> tuple["Space", Refusals]:
         """Return the space without the refused configurations, and how many were refused for each reason.
 
@@ -96,6 +107,14 @@ def key_of(choice: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 def without_size(choice: Choice) -> tuple[tuple[str, Value], ...]:
     """Return what is equal for configurations that differ in their micro-batch alone."""
     return tuple(item for item in choice.items() if item[0] != MICRO_BATCH)
+
+
+def why_not_included(limit: Mathematics, values: str, its: Mathematics) -> str | None:
+    """Return why values that change the training so far are not in a space with this limit, or None if they are."""
+    if limit.includes(its):
+        return None
+    rule = f"mathematics is {limit} at most in this space, and that of {values} is {its}"
+    return f"{rule}; set mathematics={its} to allow it"
 
 
 def nothing_left(reasons: Collection[str]) -> str:
@@ -176,7 +195,8 @@ def make_space(
     """
     dimensions: dict[str, tuple[Value, ...]] = {}
     for name, values in settings.space.items():
-        check_setting_name(name)
+        if name not in set(setting_names(AllSettings)):
+            raise InvalidInputError(unknown_setting(AllSettings, name))
         if name in type(settings).model_fields:
             raise InvalidInputError(
                 f"all configurations share one {name}, so it cannot be a dimension; remove space.{name}"

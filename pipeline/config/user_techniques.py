@@ -28,9 +28,9 @@ def user_techniques() -> dict[str, type[Technique]]:
     return {name.rpartition(".")[2]: _technique_of(name) for name in names}
 
 
-def is_user_technique(technique: Technique) -> bool:
+def is_user_technique(technique: type[Technique]) -> bool:
     """Whether a technique is defined outside the package."""
-    return not type(technique).__module__.startswith("pipeline.")
+    return not technique.__module__.startswith("pipeline.")
 
 
 def _technique_of(name: str) -> type[Technique]:

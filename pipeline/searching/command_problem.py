@@ -29,7 +29,7 @@ from pipeline.runtime.run import measured_summary
 from pipeline.searching.candidates import Candidate, without_prediction
 from pipeline.searching.command_space import changes_training, command_of, dimensions_of, why_refused
 from pipeline.searching.experiment_problem import automatic_budget
-from pipeline.searching.problem import Problem, baseline_choices
+from pipeline.searching.problem import Problem
 from pipeline.searching.settings import CommandSearchSettings
 from pipeline.searching.trials import Trial
 from pipeline.simulation.cards import Card, card_called, find_card
@@ -163,19 +163,17 @@ class CommandProblem(Problem):
         )
 
     @property
-    def baselines(self) -> list[Choice]:
-        """Those with the first value of each placeholder, the largest micro-batch first."""
-        return baseline_choices(self.space, {name: values[0] for name, values in self.space.dimensions.items()})
+    def defaults(self) -> Mapping[str, Any]:
+        """None: the first value of each placeholder is the plain one."""
+        return {}
 
-    def baseline_beside(self, choice: Choice) -> list[Choice]:
-        """Return the baselines, with the values of known levers that make `choice` another training."""
-        levers = self.template.levers.items()
-        kept = {
+    def other_training(self, choice: Choice) -> Choice:
+        """Return the values of known levers that make it another training."""
+        return {
             name: choice[name]
-            for name, lever in levers
+            for name, lever in self.template.levers.items()
             if lever.mathematics is Mathematics.DIFFERENT and changes_training(lever, choice)
         }
-        return [one for one in ({**baseline, **kept} for baseline in self.baselines) if one in self.space.choices]
 
     @property
     def own_conditions(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pipeline.base.units import divisors
 from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, WORLD_SIZE, Command
 from pipeline.config.command_template import Template, derived_values
 from pipeline.config.known_command import Lever, scripts_of
-from pipeline.config.space import MICRO_BATCH, Choice, Value, size_of
+from pipeline.config.space import MICRO_BATCH, Choice, Value, size_of, why_not_included
 from pipeline.searching.settings import CommandSearchSettings
 
 DERIVED = (ACCUMULATION, EFFECTIVE_BATCH)
@@ -83,11 +83,9 @@ def world_size_of(settings: CommandSearchSettings, template: Template, choice: C
 def why_refused(settings: CommandSearchSettings, template: Template, choice: Choice) -> str | None:
     """Return why a configuration is not in the space: its training, or its effective batch, would be another."""
     for name, lever in template.levers.items():
-        if changes_training(lever, choice) and not settings.mathematics.includes(lever.mathematics):
-            return (
-                f"mathematics is {settings.mathematics} at most in this space, and that of {name}={choice[name]} is "
-                f"{lever.mathematics}; set mathematics={lever.mathematics} to allow it"
-            )
+        reason = why_not_included(settings.mathematics, f"{name}={choice.get(name)}", lever.mathematics)
+        if reason and changes_training(lever, choice):
+            return reason
     parallel = size_of(choice) * (world_size := world_size_of(settings, template, choice))
     if not parallel or settings.effective_batch_size % parallel == 0:
         return None

@@ -20,7 +20,8 @@ from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, w
 from pipeline.config.experiment import VARYING, Experiment, make_experiment, why_untimed
 from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
-from pipeline.config.space import Choice, read_space, sentences, size_of, space_values
+from pipeline.config.space import Choice, read_space, sentences, space_values
+from pipeline.config.user_techniques import is_user_technique
 from pipeline.memory.device import (
     device_name,
     equal_gpus,
@@ -36,7 +37,7 @@ from pipeline.prediction.patches import notes_on
 from pipeline.prediction.summary import summary
 from pipeline.runtime.shape_check import check_shapes
 from pipeline.searching.candidates import Candidate, known_peaks, unpredicted, with_predictions
-from pipeline.searching.problem import Problem, baseline_choices, baseline_values
+from pipeline.searching.problem import Problem
 from pipeline.searching.settings import SearchSettings
 from pipeline.training.metrics import Summary
 from pipeline.training.typical_step import evaluation_note, lengths_note, typical_step
@@ -108,52 +109,31 @@ class ExperimentProblem(Problem):
         return {**own, **to_jsonable_python(shared), "space": space}
 
     @property
-    def baselines(self) -> list[Choice]:
-        """Configurations with the default of every dimension, the largest micro-batch first."""
-        return baseline_choices(self.space, default_values())
+    def defaults(self) -> Mapping[str, Any]:
+        """The default of every setting."""
+        return default_values()
 
-    def baseline_beside(self, choice: Choice) -> list[Choice]:
-        """Return the configurations to compare `choice` with, the largest micro-batch first.
-
-        They have the values that make it another training, and of the others those of the baselines, as far
-        as the space has such configurations.
-        """
-        kept = {
+    def other_training(self, choice: Choice) -> Choice:
+        """Return the values that belong to a technique of another mathematics."""
+        return {
             name: choice[name]
             for technique in self.configurations.experiment(choice).techniques
             for name in type(technique).model_fields
             if name in choice and technique.mathematics is Mathematics.DIFFERENT
         }
-        baseline = {**baseline_values(self.space, default_values()), **kept}
-
-        def differing(one: Choice) -> list[str]:
-            return [name for name, value in one.items() if name in baseline and value != baseline[name]]
-
-        alike = [one for one in self.space.choices if kept.items() <= one.items()]
-        nearest = min(alike, key=lambda one: len(differing(one)), default=None)
-        if nearest is None:
-            return []
-        others = {name: value for name, value in nearest.items() if name in baseline}
-        found = [one for one in alike if others.items() <= one.items()]
-        return sorted(found, key=size_of, reverse=True)
 
     @property
     def own_conditions(self) -> dict[str, Any]:
         """The settings that all trials share, the code of user techniques, the corpus, and whether lengths vary."""
         return {
             **{name: value for name, value in self.shared_params.items() if name not in NOT_PART_OF_IDENTITY},
-            **self._user_techniques(),
+            **{
+                f"code.{name}": module_digest(technique.__module__)
+                for name, technique in TECHNIQUES.items()
+                if is_user_technique(technique) and set(technique.model_fields) & {*self.space.dimensions}
+            },
             **({"lengths": "of each micro-batch"} if self.base.lengths_vary else {}),
             "corpus_digest": self.base.read_corpus().digest,
-        }
-
-    def _user_techniques(self) -> dict[str, str]:
-        """Return a digest of the code of each user technique that has a dimension."""
-        return {
-            f"code.{name}": module_digest(technique.__module__)
-            for name, technique in TECHNIQUES.items()
-            if not technique.__module__.startswith("pipeline.")
-            and set(technique.model_fields) & {*self.space.dimensions}
         }
 
 

@@ -12,7 +12,7 @@ import torch
 from pipeline.base.results import Result
 from pipeline.config.command import ACCUMULATION, WORLD_SIZE, Runnable
 from pipeline.config.given import dotted, written
-from pipeline.config.space import MICRO_BATCH, Choice, Space
+from pipeline.config.space import Choice, Space
 from pipeline.memory.device import is_named
 from pipeline.runtime.environment import environment
 from pipeline.searching.candidates import Candidate
@@ -78,18 +78,31 @@ class Problem(ABC):
     def how_to_fit(self, candidates: Sequence[Candidate]) -> str:
         """Return what could be changed if none of these fits, as the end of a sentence."""
 
+    @property
     @abstractmethod
+    def defaults(self) -> Mapping[str, Any]:
+        """The default of each dimension that has one, by name; of others the first value is."""
+
+    @abstractmethod
+    def other_training(self, choice: Choice) -> Choice:
+        """Return the values of a configuration that make it another training."""
+
+    @property
+    def baselines(self) -> list[Choice]:
+        """The plain configurations, the largest micro-batch first."""
+        return self.space.with_values(self.space.plain_values(self.defaults))
+
     def baseline_beside(self, choice: Choice) -> list[Choice]:
         """Return the configurations to compare `choice` with, the largest micro-batch first.
 
         They have the values that make it another training, and of the others those of the baselines, as far
         as the space has such configurations.
         """
-
-    @property
-    @abstractmethod
-    def baselines(self) -> list[Choice]:
-        """The plain configurations, the largest micro-batch first."""
+        kept = self.other_training(choice)
+        plain = {**self.space.plain_values(self.defaults), **kept}
+        alike = self.space.with_values(kept)
+        nearest = min(alike, key=lambda one: sum(one[name] != value for name, value in plain.items()), default=None)
+        return [] if nearest is None else self.space.with_values({name: nearest[name] for name in plain})
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -163,23 +176,3 @@ class Problem(ABC):
         settings = dict(self.given)
         space = {"space": settings.pop("space")} if "space" in settings else {}  # its dimensions are no settings
         return {name: written(value) for name, value in [*dotted(settings), *space.items()]}
-
-
-def baseline_values(space: Space, defaults: Mapping[str, Any]) -> Choice:
-    """Return the default of each dimension but the micro-batch size, or its first value if the default is not there."""
-    return {
-        name: defaults[name] if defaults[name] in values else values[0]
-        for name, values in space.dimensions.items()
-        if name != MICRO_BATCH
-    }
-
-
-def baseline_choices(space: Space, defaults: Mapping[str, Any]) -> list[Choice]:
-    """Return the configurations with the default of every dimension, the largest micro-batch first."""
-    fixed = baseline_values(space, defaults)
-    sizes = space.dimensions.get(MICRO_BATCH)
-    if sizes is None:
-        return [fixed]
-    ordered = sorted(sizes, key=lambda size: -int(str(size)))
-    choices = ({name: size if name == MICRO_BATCH else fixed[name] for name in space.dimensions} for size in ordered)
-    return [choice for choice in choices if choice in space.choices]
