@@ -1,8 +1,7 @@
 """Which configuration to measure next: by prediction, or as one of Optuna's samplers proposes."""
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from pipeline.config.given import written
@@ -43,14 +42,16 @@ class Proposer(Protocol):
         """
 
     def certificate(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> Certificate | None:
-        """Return the certificate of the answer; None if the sampler states no bound."""
+        """Return the certificate of the answer; None if the sampler states no bound, as Optuna's do not."""
+        return None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """How many configurations could not be predicted so far, a sentence for each cause."""
+        return ()
 
 
-class OptunaProposer:
+class OptunaProposer(Proposer):
     """Proposes the baselines by bisection, then what one of Optuna's samplers proposes."""
 
     def __init__(self, problem: Problem, study: StoredStudy) -> None:
@@ -80,17 +81,8 @@ class OptunaProposer:
 
         return next(filter(may_fit, self._problem.baseline_beside(answer)), None)
 
-    def certificate(self, rows: Sequence[Trial], extra: Sequence[Trial] = ()) -> None:
-        """Return None: Optuna's samplers give no bound."""
-        return
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Nothing: Optuna's samplers predict nothing."""
-        return ()
-
-
-class PredictiveProposer:
+class PredictiveProposer(Proposer):
     """Proposes configurations that are predicted to fit and may be faster, until `gap` is reached."""
 
     def __init__(self, problem: Problem, study: StoredStudy, sampler: PredictiveSampler) -> None:
@@ -125,18 +117,7 @@ class PredictiveProposer:
         counting = one_per_configuration(rows)
         choices = [*(row.choice for row in counting), *(one.choice for one in extra)]
         measured = {self._sampler.number_of(choice) for choice in choices} - {None}
-        deviation, incumbent = acquisition.posterior.deviation_N, acquisition.incumbent
-        improvement = None if incumbent is None else acquisition.posterior.probability_below(incumbent)
-        unmeasured = [
-            replace(
-                self._unmeasured(number, acquisition),
-                predicted_deviation=float(deviation[number]),
-                probability_of_fit=float(acquisition.probability_of_fit[number]),
-                probability_of_improvement=None if improvement is None else float(improvement[number]),
-            )
-            for number in range(len(self._sampler.candidates))
-            if number not in measured
-        ]
+        unmeasured = self._unmeasured(acquisition, measured)
         return Certificate(
             gap=self._problem.settings.gap,
             bound=acquisition.bound if acquisition.is_adequate else None,
@@ -170,29 +151,45 @@ class PredictiveProposer:
             sampler.predict([number])
             acquisition = sampler.evaluate(study.optuna_study, extra=extra, is_last=True)
 
-    def _unmeasured(self, number: int, acquisition: Acquisition) -> Unmeasured:
-        candidate, seconds = self._sampler.candidates[number], acquisition.predicted_seconds
-        of_itself = Unmeasured(
-            choice=candidate.choice,
-            predicted_peak_bytes=None if candidate.is_expected else candidate.predicted_bytes,
-            predicted_seconds_per_step=None if seconds is None else float(seconds[number]),
-            reason=NOT_TRIED,
-        )
+    def _unmeasured(self, acquisition: Acquisition, measured: Collection[int | None]) -> list[Unmeasured]:
+        seconds, deviation = acquisition.predicted_seconds, acquisition.posterior.deviation_N
+        incumbent = acquisition.incumbent
+        improvement = None if incumbent is None else acquisition.posterior.probability_below(incumbent)
+        unmeasured = []
+        for number, candidate in enumerate(self._sampler.candidates):
+            if number in measured:
+                continue
+            reason, cause = self._why_not_measured(number, acquisition)
+            own_seconds = None if seconds is None or reason == NOT_PREDICTED else float(seconds[number])
+            unmeasured.append(
+                Unmeasured(
+                    choice=candidate.choice,
+                    predicted_peak_bytes=None if candidate.is_expected else candidate.predicted_bytes,
+                    predicted_seconds_per_step=own_seconds,
+                    reason=reason,
+                    cause=cause,
+                    predicted_deviation=float(deviation[number]),
+                    probability_of_fit=float(acquisition.probability_of_fit[number]),
+                    probability_of_improvement=None if improvement is None else float(improvement[number]),
+                )
+            )
+        return unmeasured
+
+    def _why_not_measured(self, number: int, acquisition: Acquisition) -> tuple[str, str | None]:
+        """Return the reason why a candidate was not measured, and its cause where it has one."""
+        candidate, rules = self._sampler.candidates[number], self._sampler.rules
         if number in acquisition.failing:
             name, value = acquisition.failing[number]
-            return replace(of_itself, reason=FAILING, cause=f"{name}={written(value)}")
+            return FAILING, f"{name}={written(value)}"
         if candidate.predicted_bytes is None:
-            reason, cause = NOT_PREDICTED, candidate.not_predicted
-            return replace(of_itself, predicted_seconds_per_step=None, reason=reason, cause=cause)
-        remaining = acquisition.remaining_improvement
-        is_proven = acquisition.is_adequate and remaining is not None and remaining <= self._problem.settings.gap
-        unfit = EXPECTED_UNFIT if candidate.is_expected else UNFIT
+            return NOT_PREDICTED, candidate.not_predicted
         if number not in acquisition.possible:
-            rules = self._sampler.rules
             is_close = candidate.predicted_bytes <= rules.budget_bytes
             cause = f"fits with a probability below fit_confidence={rules.fit_confidence:g}"
-            return replace(of_itself, reason=unfit, cause=cause if is_close else None)
-        return replace(of_itself, reason=SLOWER) if is_proven else of_itself
+            return EXPECTED_UNFIT if candidate.is_expected else UNFIT, cause if is_close else None
+        remaining = acquisition.remaining_improvement
+        is_proven = acquisition.is_adequate and remaining is not None and remaining <= rules.gap
+        return SLOWER if is_proven else NOT_TRIED, None
 
 
 def make_proposer(problem: Problem, study: StoredStudy, sampler: PredictiveSampler | None) -> Proposer:
