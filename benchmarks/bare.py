@@ -32,7 +32,7 @@ from pipeline.training.loop import rows_of_step
 def main() -> None:
     """Train in this process, and print what was measured."""
     config, *words = sys.argv[1:]
-    print(json.dumps(run(load_single("main", {"config": config}).comparisons[0].variants[0].experiment, bool(words))))
+    print(json.dumps(run(load_single("main", {"config": config}).variants[0].experiment, bool(words))))
 
 
 def run(experiment: Experiment, metered: bool) -> dict[str, Any]:

@@ -100,10 +100,9 @@ def _chosen(entry: EntryPoint, names: str | None) -> dict[str, Experiment]:
         raise InvalidInputError(f"no variant is called {min(wanted - known)!r}; they are {', '.join(sorted(known))}")
     names_of = names_in_journal(entry)
     return {
-        names_of[comparison.name, variant.name]: variant.experiment
-        for comparison in entry.comparisons
-        for variant in comparison.variants
-        if not variant.skipped and (wanted is None or variant.name in {*wanted, comparison.baseline})
+        names_of[variant.comparison, variant.name]: variant.experiment
+        for variant in entry.variants
+        if not variant.skipped and (wanted is None or variant.is_baseline or variant.name in wanted)
     }
 
 

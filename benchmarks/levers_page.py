@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.units import MIB
-from pipeline.config.variants import Comparison, EntryPoint
+from pipeline.config.variants import EntryPoint
 from pipeline.report.plot import Plot, bars
 from pipeline.report.sections import make_sections
 from pipeline.training.metrics import Row
@@ -52,10 +52,9 @@ def names_in_journal(entry: EntryPoint) -> dict[tuple[str, str], str]:
     """Return, for each comparison and variant, the name of the first variant with the same settings."""
     names: dict[tuple[str, str], str] = {}
     first: dict[str, str] = {}
-    for comparison in entry.comparisons:
-        for variant in comparison.variants:
-            name = f"{comparison.name}/{variant.name}"
-            names[comparison.name, variant.name] = first.setdefault(variant.experiment.to_yaml(), name)
+    for variant in entry.variants:
+        name = f"{variant.comparison}/{variant.name}"
+        names[variant.comparison, variant.name] = first.setdefault(variant.experiment.to_yaml(), name)
     return names
 
 
@@ -71,45 +70,45 @@ def page(entry: EntryPoint, runs: Sequence[Run], about: Mapping[str, str], plot:
         "\n".join(["| what | value |", "|---|---|", *facts]),
         f"![What each lever adds]({plot})",
     ]
-    for comparison in entry.comparisons:
-        parts += [f"## {comparison.name}", _table(entry, comparison, runs), *_notes(entry, comparison, runs)]
+    for comparison in dict.fromkeys(variant.comparison for variant in entry.variants):
+        parts += [f"## {comparison}", _table(entry, comparison, runs), *_notes(entry, comparison, runs)]
     return "\n\n".join(parts) + "\n"
 
 
 def waterfall(entry: EntryPoint, runs: Sequence[Run]) -> bytes:
     """Return a PNG of the waterfalls of memory and of time."""
     rows = []
-    for comparison in entry.comparisons:
-        found = measured(entry, comparison, runs)
-        for variant in comparison.variants:
-            own = found.get(variant.name)
-            metrics = {"peak_allocated_mib": own.peak_mib, "seconds_per_step": own.seconds_per_step} if own else {}
-            row = Row(
-                comparison=comparison.name,
-                name=variant.name,
-                is_baseline=variant.name == comparison.baseline,
-                params=variant.experiment.params(),
-                result=None,
-                skipped=variant.skipped,
-                metrics=metrics,
-            )
-            rows.append(row)
+    for variant in entry.variants:
+        own = measured(entry, variant.comparison, runs).get(variant.name)
+        metrics = {"peak_allocated_mib": own.peak_mib, "seconds_per_step": own.seconds_per_step} if own else {}
+        row = Row(
+            comparison=variant.comparison,
+            name=variant.name,
+            is_baseline=variant.is_baseline,
+            params=variant.experiment.params(),
+            result=None,
+            skipped=variant.skipped,
+            metrics=metrics,
+        )
+        rows.append(row)
     sections = make_sections(("waterfall",), rows)
     empty = Plot(name="waterfall", title="too few runs", panels=(bars("too few runs", (), "MiB"),))
     return next((plot for section in sections for plot in section.plots), empty).to_png()
 
 
-def measured(entry: EntryPoint, comparison: Comparison, runs: Sequence[Run]) -> dict[str, Measured]:
+def measured(entry: EntryPoint, comparison: str, runs: Sequence[Run]) -> dict[str, Measured]:
     """Return what was measured of each variant of a comparison that completed beside its baseline, by its name."""
     names = names_in_journal(entry)
     ended: dict[str, dict[str, Run]] = {}
     for run in runs:
         if run["outcome"] == "ok" and run["seconds_per_step"]:
             ended.setdefault(run["variant"], {})[run["repeat"]] = run
-    plain = ended.get(names[comparison.name, comparison.baseline], {})
+    variants = [variant for variant in entry.variants if variant.comparison == comparison]
+    [baseline] = [variant.name for variant in variants if variant.is_baseline]
+    plain = ended.get(names[comparison, baseline], {})
     found = {}
-    for variant in comparison.variants:
-        own = ended.get(names[comparison.name, variant.name], {})
+    for variant in variants:
+        own = ended.get(names[comparison, variant.name], {})
         pairs = [(run, plain[repeat]) for repeat, run in own.items() if repeat in plain]
         if pairs:
             found[variant.name] = _compared(pairs)
@@ -140,18 +139,19 @@ def _loss_percent(run: Run, plain: Run) -> float:
     return max(100 * abs(loss / other - 1) for loss, other in zip(losses, others, strict=True))
 
 
-def _table(entry: EntryPoint, comparison: Comparison, runs: Sequence[Run]) -> str:
+def _table(entry: EntryPoint, comparison: str, runs: Sequence[Run]) -> str:
     lines = [HEADER, "|---" + "|---:" * (HEADER.count("|") - 2) + "|"]
     lines += [f"| {name} | {' | '.join(one.cells)} |" for name, one in measured(entry, comparison, runs).items()]
     return "\n".join(lines)
 
 
-def _notes(entry: EntryPoint, comparison: Comparison, runs: Sequence[Run]) -> list[str]:
+def _notes(entry: EntryPoint, comparison: str, runs: Sequence[Run]) -> list[str]:
     """Return a sentence for each variant that was skipped or failed."""
-    notes = [f"- {variant.name}: skipped, {variant.skipped}" for variant in comparison.variants if variant.skipped]
+    variants = [variant for variant in entry.variants if variant.comparison == comparison]
+    notes = [f"- {variant.name}: skipped, {variant.skipped}" for variant in variants if variant.skipped]
     names = names_in_journal(entry)
-    for variant in comparison.variants:
-        name = names[comparison.name, variant.name]
+    for variant in variants:
+        name = names[comparison, variant.name]
         failed = sorted({run["outcome"] for run in runs if run["variant"] == name} - {"ok"})
         notes += [f"- {variant.name}: {', '.join(failed)}"] if failed else []
     return ["\n".join(notes)] if notes else []

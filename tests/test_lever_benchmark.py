@@ -85,7 +85,7 @@ def test_a_lever_is_compared_with_the_plain_run_of_its_repeat(entry: EntryPoint)
     chunked[2] = line(2, "alone/loss chunked", 2**19, 6.0)
     failed = line(0, "alone/accumulation", 2**19, 1.0, "crashed")
     runs = [*plain, *chunked, failed, line(7, "alone/gelu fused", 2**19, 1.0)]
-    found = measured(entry, entry.comparisons[0], runs)
+    found = measured(entry, "alone", runs)
     assert set(found) == {"plain", "loss chunked"}  # the others failed, or lack a plain run of their repeat
     one = found["loss chunked"]
     assert (one.peak_mib, one.saved_percent, one.seconds_per_step) == (0.5, 50.0, 2.2)
@@ -98,7 +98,7 @@ def test_a_lever_is_compared_with_the_plain_run_of_its_repeat(entry: EntryPoint)
 def test_the_ladder_is_drawn_from_the_medians(entry: EntryPoint) -> None:
     names = ["alone/plain", "alone/precision bf16", "ladder/+ loss"]
     runs = [line(0, name, 2**20 >> number, 1.0 + number) for number, name in enumerate(names)]
-    assert set(measured(entry, entry.comparisons[1], runs)) == {"plain", "+ precision", "+ loss"}
+    assert set(measured(entry, "ladder", runs)) == {"plain", "+ precision", "+ loss"}
     assert len(waterfall(entry, runs)) > len(waterfall(entry, runs[:1])) > 0
 
 

@@ -124,16 +124,15 @@ def rows_of(plan: EntryPoint) -> list[Row]:
     """Return rows of the variants of an entry point, with made-up results."""
     return [
         Row(
-            comparison=comparison.name,
+            comparison=variant.comparison,
             name=variant.name,
-            is_baseline=variant.name == comparison.baseline,
+            is_baseline=variant.is_baseline,
             params=variant.experiment.params(),
             result=result(),
             skipped=None,
             metrics=summarize(result(), variant.experiment.effective_batch_size, 1, 1.0),
         )
-        for comparison in plan.comparisons
-        for variant in comparison.variants
+        for variant in plan.variants
     ]
 
 

@@ -1,7 +1,7 @@
 """An entry point's YAML with the user's overrides -> its variants, all checked before the first one runs."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,19 +21,14 @@ from pipeline.config.other_names import foreign_configuration
 class Variant:
     """One of the configurations that an entry point compares."""
 
+    comparison: str
+    """The name of the comparison that it is part of."""
     name: str
     experiment: Experiment
     skipped: str | None
     """Why this machine cannot run it; None if it can."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Variants to compare, one of them the baseline."""
-
-    name: str
-    baseline: str
-    variants: tuple[Variant, ...]
+    is_baseline: bool
+    """Whether the others of its comparison are compared with it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,8 @@ class EntryPoint:
 
     entry: str
     question: str
-    comparisons: tuple[Comparison, ...]
+    variants: tuple[Variant, ...]
+    """Of all comparisons, in each the baseline first."""
     sections: tuple[str, ...] = ()
     """Names of files in report/sections/ that add to its report."""
     repeats: int = 1
@@ -51,11 +47,6 @@ class EntryPoint:
     """Optimizer steps from one save to the next; None: nothing is saved."""
     resume: Path | None = None
     """The saved training that it goes on from."""
-
-    @property
-    def variants(self) -> Iterator[Variant]:
-        """Every variant of every comparison."""
-        return (variant for comparison in self.comparisons for variant in comparison.variants)
 
 
 SAVED_CONFIG = "config.yaml"
@@ -126,13 +117,12 @@ def load_entry_point(entry: str, overrides: Mapping[str, Any]) -> EntryPoint:
     own = validate(EntryPointSettings, {name: values.pop(name) for name in fields if name in values}, entry)
     _refuse_what_every_variant_sets(own, given, entry)
     base = merged(nested(values), given)
-    comparisons = []
-    for name, comparison in own.comparisons.items():
-        variants = tuple(
-            _variant(label, merged(base, nested(own)), entry) for label, own in comparison.variants.items()
-        )
-        comparisons.append(Comparison(name, comparison.baseline, variants))
-    return EntryPoint(entry, own.question, tuple(comparisons), own.sections, own.repeats)
+    variants = []
+    for comparison, compared in own.comparisons.items():
+        for name in sorted(compared.variants, key=lambda name: name != compared.baseline):
+            experiment, skipped = _checked(merged(base, nested(compared.variants[name])), entry)
+            variants.append(Variant(comparison, name, experiment, skipped, name == compared.baseline))
+    return EntryPoint(entry, own.question, tuple(variants), own.sections, own.repeats)
 
 
 def single_settings(entry: str) -> type[SingleSettings]:
@@ -167,15 +157,15 @@ def load_single(entry: str, given: Mapping[str, Any], target: Hardware | None = 
         overrides |= {"device": "cpu", "budget": None}
         if values.get("model", "auto") == "auto":
             overrides["model"] = AUTO_MODEL[target.kind]
-    variant = _variant(config.stem, merged(nested(values), overrides), entry, target)
-    if variant.skipped:
-        raise InvalidInputError(variant.skipped)
-    what = str(config)
+    experiment, skipped = _checked(merged(nested(values), overrides), entry, target)
+    if skipped:
+        raise InvalidInputError(skipped)
+    name, what = config.stem, str(config)
     if config == kind.model_fields["config"].default:  # which says nothing of what is trained
-        name = Path(variant.experiment.settings.model).name
-        variant, what = replace(variant, name=name), f"training {name}"
-    comparisons = (Comparison("single", variant.name, (variant,)),)
-    return EntryPoint(entry, f"What does {what} cost?", comparisons, **saving)
+        name = Path(experiment.settings.model).name
+        what = f"training {name}"
+    variant = Variant("single", name, experiment, skipped, is_baseline=True)
+    return EntryPoint(entry, f"What does {what} cost?", (variant,), **saving)
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -215,12 +205,13 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return values
 
 
-def _variant(name: str, values: Mapping[str, Any], entry: str, target: Hardware | None = None) -> Variant:
+def _checked(values: Mapping[str, Any], entry: str, target: Hardware | None = None) -> tuple[Experiment, str | None]:
+    """Return the Experiment with these settings, and why this machine or the target cannot run it."""
     experiment = make_experiment(values, entry)
     skipped = experiment.unsupported(target)
     if skipped is None:
         experiment.prepare()
-    return Variant(name, experiment, skipped)
+    return experiment, skipped
 
 
 def _refuse_what_every_variant_sets(own: EntryPointSettings, overrides: Mapping[str, Any], entry: str) -> None:

@@ -14,7 +14,7 @@ from pipeline.base.machines import this_machine
 from pipeline.base.progress import Advance, progress
 from pipeline.base.results import Result, StepRecord
 from pipeline.config.experiment import Experiment
-from pipeline.config.variants import Comparison, EntryPoint, Variant
+from pipeline.config.variants import EntryPoint, Variant
 from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.machines import agree_on_folder, check_machines, follow
 from pipeline.jobs.notes import corpus_notes, document_lengths, predicted_truncations, published_type_note
@@ -109,7 +109,7 @@ class _Measuring:
 
     def __init__(self, plan: EntryPoint, job: Job, about: Mapping[str, str], console: Console) -> None:
         self._plan, self._job, self._about, self._console = plan, job, about, console
-        self._num_variants = len(list(plan.variants))
+        self._num_variants = len(plan.variants)
         self._page = LivePage(job.folder, console)
         self._runs: list[tuple[Run, Observer] | None] = []
         """The first run of each row, and the observer that mirrors it in MLflow; None where it was skipped."""
@@ -136,15 +136,15 @@ class _Measuring:
         return f"{text}, {sum(not self._lacks_runs(number) for number in compared)} of {len(compared)} run again"
 
     def run_all(self) -> None:
-        """Run the variants of each comparison, the baseline first."""
-        for comparison in self._plan.comparisons:
-            baseline: Row | None = None
-            for variant in sorted(comparison.variants, key=lambda variant: variant.name != comparison.baseline):
-                row = self._run(comparison, variant, baseline)
-                baseline = row if row.is_baseline else baseline
-                self.rows.append(row)
-                if row.result is not None and len(self.rows) < self._num_variants:
-                    self._page.write(self.findings, self.progress)
+        """Run every variant."""
+        baselines: dict[str, Row] = {}
+        for variant in self._plan.variants:
+            row = self._run(variant, baselines.get(variant.comparison))
+            if row.is_baseline:
+                baselines[row.comparison] = row
+            self.rows.append(row)
+            if row.result is not None and len(self.rows) < self._num_variants:
+                self._page.write(self.findings, self.progress)
 
     def run_again(self) -> None:
         """Run what is compared again for its time, in the same order, so that other load meets few runs of a variant.
@@ -181,16 +181,16 @@ class _Measuring:
             if this is not None and changed:
                 this[1].amended(changed)
 
-    def _run(self, comparison: Comparison, variant: Variant, baseline: Row | None) -> Row:
-        is_baseline = variant.name == comparison.baseline
+    def _run(self, variant: Variant, baseline: Row | None) -> Row:
         make_row = partial(
             Row,
-            comparison=comparison.name,
+            comparison=variant.comparison,
             name=variant.name,
-            is_baseline=is_baseline,
+            is_baseline=variant.is_baseline,
             params=variant.experiment.params(),
         )
-        name = variant.name if len(self._plan.comparisons) == 1 else f"{comparison.name}/{variant.name}"
+        is_only_comparison = len({one.comparison for one in self._plan.variants}) == 1
+        name = variant.name if is_only_comparison else f"{variant.comparison}/{variant.name}"
         label = f"{name} ({len(self.rows) + 1} of {self._num_variants})"
         if variant.skipped:
             self._console.print(f"{label}: skipped", style="dim", highlight=False)
@@ -200,7 +200,11 @@ class _Measuring:
             name=name,
             runnable=variant.experiment,
             folder=self._job.folder / self._new_folder(name),
-            labels={"comparison": comparison.name, "variant": variant.name, "baseline": str(is_baseline).lower()},
+            labels={
+                "comparison": variant.comparison,
+                "variant": variant.name,
+                "baseline": str(variant.is_baseline).lower(),
+            },
         )
         observer = self._job.children.observer()
         saving = Saving(this.folder / "saved", self._plan.save_every, self._plan.resume)
@@ -318,11 +322,7 @@ def _with_predictions(plan: EntryPoint, findings: "ComparisonFindings") -> "Comp
 
     The note on the type is that of the first full fine-tuning, the lengths are those of the first run.
     """
-    experiments = {
-        (comparison.name, variant.name): variant.experiment
-        for comparison in plan.comparisons
-        for variant in comparison.variants
-    }
+    experiments = {(one.comparison, one.name): one.experiment for one in plan.variants}
     rows = list(findings.rows)
     for place, row in enumerate(rows):
         if note := published_type_note(experiments[row.comparison, row.name]):

@@ -16,7 +16,7 @@ from pipeline.config.experiment import Experiment, family_of, make_experiment
 from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.config.settings import MODELS, AllSettings
 from pipeline.config.space import FOLLOWING
-from pipeline.config.variants import Comparison, EntryPoint, Variant, read_config, read_yaml
+from pipeline.config.variants import EntryPoint, Variant, read_config, read_yaml
 from pipeline.jobs.comparison import run_comparison
 from pipeline.jobs.finetune_plan import KindsOnCardsSettings, plan_kinds
 from pipeline.jobs.plan import log_plan, make_plan
@@ -242,14 +242,15 @@ def _skipped(plan: Planned) -> str | None:
 
 def _comparison(own: KindsSettings, shared: Mapping[str, Any], planned: Mapping[str, Planned]) -> EntryPoint:
     """Return the comparison of the kinds, each with its fastest expected configuration, or one that stands for it."""
+    baseline = next((name for name, plan in planned.items() if _skipped(plan) is None), next(iter(planned)))
     variants = []
-    for name, plan in planned.items():
-        choice = SMALLEST
+    for name in sorted(planned, key=lambda name: name != baseline):
+        plan, choice = planned[name], SMALLEST
         if isinstance(plan, CardPlan):
             choice = (plan.recommended or min(plan.rows, key=lambda row: row.peak_bytes)).choice
-        variants.append(Variant(name, _experiment(own, shared, own.kinds[name], choice), _skipped(plan)))
-    baseline = next((one.name for one in variants if one.skipped is None), variants[0].name)
-    return EntryPoint(ENTRY, SPACES[ENTRY], (Comparison("kinds", baseline, tuple(variants)),), own.compared.sections)
+        experiment = _experiment(own, shared, own.kinds[name], choice)
+        variants.append(Variant("kinds", name, experiment, _skipped(plan), name == baseline))
+    return EntryPoint(ENTRY, SPACES[ENTRY], tuple(variants), own.compared.sections)
 
 
 def _experiment(
