@@ -8,7 +8,6 @@ from pipeline.base.units import MIB
 from pipeline.planning.plan import PlanFindings
 from pipeline.prediction.commands.explanation import Explanation
 from pipeline.prediction.commands.simulation import Simulation
-from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import Findings
 from pipeline.report.profile import ProfilingFindings
 from pipeline.report.simulations import SimulationComparison
@@ -36,47 +35,39 @@ ALWAYS = ("micro_batch_size",)
 """Settings of the answer that are there even if all variants have the same."""
 
 
-def answer_metrics(findings: Findings) -> dict[str, float]:
-    """Return the metrics of the answer: those of the fastest run that completed, by the names that the run has.
+Answer = tuple[dict[str, float], Mapping[str, Any]]
+"""The metrics of an answer and its settings; both are empty without one."""
 
-    Beside them are the largest saving of memory and the largest speedup that is beyond noise.
 
-    Of a search they are those of the fastest configuration that fits, with the bound of its certificate and its speed
-    as a multiple of the baseline's; of a plan, the predictions for the one recommended on the first card, with
-    the longest sequences there where those are searched.
+def answer_of(findings: Findings) -> Answer:
+    """Return the metrics of the answer, by the names that a run has, and its settings, by those of the job's params.
+
+    It is the fastest run that completed; its settings are those in which the variants differ. Beside its metrics are
+    the largest saving of memory and the largest speedup that is beyond noise.
+
+    Of a search it is the fastest configuration that fits, with the bound of its certificate and its speed as a multiple
+    of the baseline's; of a plan, the configuration recommended on the first card with its predictions, and the longest
+    sequences there where those are searched. Their settings are the dimensions.
     """
-    if isinstance(findings, SearchFindings):
-        return _of_search(findings)
-    if isinstance(findings, PlanFindings):
-        return _of_plan(findings)
-    if isinstance(findings, Simulation):
-        return _of_simulation(findings)
-    if isinstance(findings, Explanation):
-        return _of_simulation(findings.simulation)
-    if isinstance(findings, SimulationComparison):
-        return {}
-    return _of_rows(_rows(findings))
+    metrics, settings = _answer_of(findings)
+    return metrics, {f"{ANSWER}{name}": value for name, value in settings.items()}
 
 
-def answer_settings(findings: Findings) -> dict[str, Any]:
-    """Return the settings of the answer by their names in the params of the job's run, as answer_metrics() chooses it.
-
-    They are the dimensions of a search or a plan, and of a comparison the settings in which its variants differ.
-    """
-    chosen: Mapping[str, Any] = {}
-    if isinstance(findings, SearchFindings):
-        chosen = {} if findings.best is None else findings.best.choice
-    elif isinstance(findings, PlanFindings):
-        chosen = {} if findings.recommended is None else findings.recommended.choice
-    elif isinstance(findings, ComparisonFindings | ProfilingFindings):
-        rows = _rows(findings)
-        fastest, common = _fastest(rows), common_settings([row.params for row in rows])
-        chosen = {} if fastest is None else {k: v for k, v in fastest.params.items() if k in ALWAYS or k not in common}
-    return {f"{ANSWER}{name}": value for name, value in chosen.items()}
-
-
-def _rows(findings: ComparisonFindings | ProfilingFindings) -> Sequence[Row]:
-    return findings.rows if isinstance(findings, ComparisonFindings) else (findings.row,)
+def _answer_of(findings: Findings) -> Answer:
+    match findings:
+        case SearchFindings():
+            return _of_search(findings)
+        case PlanFindings():
+            return _of_plan(findings)
+        case Simulation():
+            return _of_simulation(findings)
+        case Explanation():
+            return _of_simulation(findings.simulation)
+        case SimulationComparison():
+            return {}, {}
+        case ProfilingFindings():
+            return _of_rows([findings.row])
+    return _of_rows(findings.rows)
 
 
 def _fastest(rows: Sequence[Row]) -> Row | None:
@@ -86,51 +77,57 @@ def _fastest(rows: Sequence[Row]) -> Row | None:
     return max(within or completed, key=lambda row: speed_in(row.metrics) or 0.0, default=None)
 
 
-def _of_simulation(findings: Simulation) -> dict[str, float]:
+def _of_simulation(findings: Simulation) -> Answer:
     largest, smallest = findings.largest, findings.smallest_bytes
     if largest is None:
-        return {}
-    return {
+        return {}, {}
+    metrics = {
         "peak_allocated_mib": largest.peak_allocated_bytes / MIB,
         "peak_reserved_mib": largest.peak_reserved_bytes / MIB,
         "peak_device_mib": largest.device_bytes / MIB,
         **({} if smallest is None else {"smallest_memory_mib": smallest / MIB}),
     }
+    return metrics, {}
 
 
-def _of_search(findings: SearchFindings) -> dict[str, float]:
+def _of_search(findings: SearchFindings) -> Answer:
     best, certificate, speedup = findings.best, findings.certificate, findings.speedup
     if best is None:
-        return {}
+        return {}, {}
     bound = None if certificate is None else certificate.stated_bound
-    return {
+    metrics = {
         **_of_best(best.metrics),
         **({} if bound is None else {"bound_percent": 100 * bound}),
         **({} if speedup is None else {"speedup": speedup}),
     }
+    return metrics, best.choice
 
 
-def _of_plan(findings: PlanFindings) -> dict[str, float]:
+def _of_plan(findings: PlanFindings) -> Answer:
     row = findings.recommended
     num_fitting = {"num_configurations_that_fit": float(sum(one.fits for one in findings.cards[0].rows))}
     if row is None:
-        return num_fitting
+        return num_fitting, {}
     is_longest = findings.cards[0].lengths_up_to is not None
     longest = {"longest_sequence_length": row.choice["sequence_length"]} if is_longest else {}
     speed = {"predicted_tokens_per_second": row.tokens_per_second}
-    return num_fitting | longest | {"predicted_peak_mib": row.peak_bytes / MIB} | speed
+    return num_fitting | longest | {"predicted_peak_mib": row.peak_bytes / MIB} | speed, row.choice
 
 
-def _of_rows(rows: Sequence[Row]) -> dict[str, float]:
+def _of_rows(rows: Sequence[Row]) -> Answer:
     completed, fastest = [row for row in rows if row.completed], _fastest(rows)
-    metrics = {} if fastest is None else _of_best(fastest.metrics)
+    if fastest is None:
+        return {}, {}
+    common = common_settings([row.params for row in rows])
+    settings = {name: value for name, value in fastest.params.items() if name in ALWAYS or name not in common}
     savings = [row.metrics["memory_saving_percent"] for row in completed if "memory_saving_percent" in row.metrics]
     changes = [change for change in map(time_change, completed) if change is not None and change.is_beyond_noise]
-    return {
-        **metrics,
+    metrics = {
+        **_of_best(fastest.metrics),
         **({"largest_memory_saving_percent": max(savings)} if savings else {}),
         **({"largest_speedup": max(change.speedup for change in changes)} if changes else {}),
     }
+    return metrics, settings
 
 
 def _of_best(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pipeline.base.progress import progress
-from pipeline.jobs.answer_values import answer_metrics, answer_settings
+from pipeline.jobs.answer_values import answer_of
 from pipeline.jobs.printing import say, say_notes
 from pipeline.report.findings import FILE, Findings, progress_of, report_of, to_json
 from pipeline.report.page import PAGE, Report, Source, to_html, to_markdown
@@ -23,8 +23,9 @@ def publish(findings: Findings, job: Job, console: Console, *, said: Sequence[st
     job.file(FILE, to_json(findings, source))  # first, so that the findings are kept if the report fails
     if so_far := progress_of(findings):
         job.tags({"interrupted": so_far})
-    job.metrics(answer_metrics(findings))
-    job.params(answer_settings(findings))
+    metrics, settings = answer_of(findings)
+    job.metrics(metrics)
+    job.params(settings)
     report = report_of(findings)
     for table in report.tables:
         job.file(f"{table.name}.csv", table.frame.to_csv(index=False))
