@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 import sqlalchemy
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy.exc import DBAPIError, IntegrityError, PendingRollbackError, SQLAlchemyError
 
 from pipeline.base.errors import InvalidInputError, first_line
+
+Result = TypeVar("Result")
 
 IN_MEMORY = ("sqlite://", "sqlite:///:memory:")
 """Databases that nothing of a search outlives."""
@@ -69,18 +71,28 @@ def open_storage(url: str, **options: Any) -> BaseStorage:
 
     Another process may create them at the same moment.
     """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=ExperimentalWarning)  # heartbeats, and names of objectives
+    warnings.filterwarnings("ignore", "Heartbeat of storage is supposed to be used")  # StoredStudy stores them
     if url in IN_MEMORY:  # each thread would get a database of its own
         return InMemoryStorage()
-    deadline = time.monotonic() + SECONDS_FOR_A_LOCK
+
+    def is_being_created(error: Exception) -> bool:
+        return "already exists" in str(error) or isinstance(error, IntegrityError)
+
+    return _patiently(lambda: optuna.storages.get_storage(_connect(url, options)), is_being_created, SECONDS_FOR_A_LOCK)
+
+
+def _patiently(call: Callable[[], Result], may_pass: Callable[[Exception], bool], seconds: float) -> Result:
+    """Return what a call returns; it is repeated for so many seconds while it ends with an error that may pass."""
+    deadline = time.monotonic() + seconds
     while True:
         try:
-            storage = _connect(url, options)
-            return optuna.storages.get_storage(storage)
-        except SQLAlchemyError as error:
-            is_being_created = "already exists" in str(error) or isinstance(error, IntegrityError)
-            if not is_being_created or time.monotonic() > deadline:
+            return call()
+        except Exception as error:
+            if not may_pass(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        time.sleep(SECONDS_BETWEEN_ATTEMPTS)
 
 
 @contextmanager
@@ -117,17 +129,10 @@ def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: "PatientStorage", *args: Any, **kwargs: Any) -> Any:
         start = time.monotonic()
-        deadline = start + SECONDS_FOR_A_SERVER
-        while True:
-            try:
-                found = method(self, *args, **kwargs)
-                if time.monotonic() - start > SECONDS_OF_AN_OUTAGE:
-                    self.outage_ended = time.monotonic()
-                return found
-            except Exception as error:
-                if not _is_disconnected(error) or time.monotonic() > deadline:
-                    raise
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        found = _patiently(lambda: method(self, *args, **kwargs), _is_disconnected, SECONDS_FOR_A_SERVER)
+        if time.monotonic() - start > SECONDS_OF_AN_OUTAGE:
+            self.outage_ended = time.monotonic()
+        return found
 
     return call
 
@@ -193,9 +198,7 @@ def _connect(url: str, options: Mapping[str, Any]) -> PatientStorage:
         # One connection stays open in each process: a server of default settings has 100 for all workers. None waits
         # for another that waits for the server.
         of_engine = {"connect_args": arguments, "pool_pre_ping": True, "pool_size": 1, "max_overflow": -1}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # heartbeats
-        storage = PatientStorage(parts.render_as_string(hide_password=False), of_engine, **options)
+    storage = PatientStorage(parts.render_as_string(hide_password=False), of_engine, **options)
     if dialect == "sqlite":
         sqlalchemy.event.listen(storage.engine, "connect", _begin_nothing)
         sqlalchemy.event.listen(storage.engine, "begin", _lock_at_once)
@@ -225,14 +228,11 @@ def _close(engine: sqlalchemy.Engine, process: int) -> None:
 
 def _connect_patiently(dialect: Any, _record: Any, args: Any, kwargs: Any) -> Any:
     """Return a connection as soon as the server accepts one."""
-    deadline = time.monotonic() + SECONDS_FOR_A_SERVER
-    while True:
-        try:
-            return dialect.connect(*args, **kwargs)
-        except dialect.loaded_dbapi.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+
+    def is_refused(error: Exception) -> bool:
+        return isinstance(error, dialect.loaded_dbapi.OperationalError)
+
+    return _patiently(lambda: dialect.connect(*args, **kwargs), is_refused, SECONDS_FOR_A_SERVER)
 
 
 def _is_disconnected(error: Exception) -> bool:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, fail_stale_trials
 from optuna.storages._heartbeat import BaseHeartbeat, get_heartbeat_thread
@@ -75,8 +74,6 @@ class StoredStudy:
             InvalidInputError: the storage cannot be reached, or the study was measured under other conditions.
 
         """
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        warnings.filterwarnings("ignore", "Heartbeat of storage is supposed to be used")  # run_next() stores them
         self.directions = directions
         self._storage, self._worker_timeout = storage, worker_timeout
         self._lost = SimpleQueue[tuple[int, bool]]()
@@ -91,7 +88,8 @@ class StoredStudy:
             self._study = optuna.create_study(
                 storage=opened, study_name=full_name, directions=list(directions), load_if_exists=True
             )
-            _name_objectives(self._study, OBJECTIVES[: len(directions)])
+            if self._study.metric_names is None:
+                self._study.set_metric_names(list(OBJECTIVES[: len(directions)]))
             self._refuse_other(identity)
             if KEY not in self._study.user_attrs:
                 self._study.set_user_attr(KEY, uuid.uuid4().hex)
@@ -262,9 +260,7 @@ class StoredStudy:
         Optuna finds those that stored a heartbeat and then none. A worker that was killed as it took a trial, before
         its first, is recognized by the attribute that it had no time to set.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            fail_stale_trials(self._study)
+        fail_stale_trials(self._study)
         limit = datetime.now() - timedelta(seconds=2 * self._worker_timeout)  # clocks of machines differ
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if WORKER not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < limit:
@@ -300,14 +296,6 @@ class StoredStudy:
     def storage_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that raises InvalidInputError if the storage cannot be reached."""
         return reachable(self._storage, StorageInternalError)
-
-
-def _name_objectives(study: optuna.Study, names: Sequence[str]) -> None:
-    """Store the names of the objectives with a new study."""
-    if study.metric_names is None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(list(names))
 
 
 def _name_of(identity: Mapping[str, Any], storage: BaseStorage) -> str:
