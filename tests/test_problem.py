@@ -160,7 +160,7 @@ def test_the_cores_of_a_cpu_are_a_condition(monkeypatch: pytest.MonkeyPatch) -> 
     settings = {**TINY, "effective_batch_size": 4, "budget": "1GiB", "space": {"micro_batch_size": [1]}}
     problem = make_experiment_problem(settings)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert problem.conditions["cores_per_worker"] == 3
+    assert problem.identity["cores_per_worker"] == 3
 
 
 def test_a_path_is_a_setting_for_workers(tmp_path: Any) -> None:

@@ -103,7 +103,8 @@ class Command:
         """Return the words of the command that reads patched files whose names have a prefix in place of a folder."""
         words = self.words
         for path in self.files:
-            words = tuple(_with_path(word, path, f"{prefix}{self.copy_name(path)}") for word in words)
+            copy = f"{prefix}{self.copy_name(path)}"
+            words = tuple(word.removesuffix(path) + copy if names_file(word, path) else word for word in words)
         return words
 
     def copy_name(self, path: str) -> str:
@@ -120,10 +121,6 @@ class Command:
 def names_file(word: str, path: str) -> bool:
     """Whether a word of a command is a file, or an option with it."""
     return word == path or word.endswith(f"={path}")
-
-
-def _with_path(word: str, path: str, other: str) -> str:
-    return word.removesuffix(path) + other if names_file(word, path) else word
 
 
 Runnable = Experiment | Command

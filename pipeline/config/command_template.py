@@ -30,7 +30,7 @@ EXPANDED = re.compile(r"[a-z_]\w*:[\w.+-]+")
 """What bash makes of the first value of an unquoted {name:value,value}."""
 LARGEST_FILE = 2**24
 """Bytes of the largest file of a command that is read, to tell whether it has changed."""
-KNOWN = discover("config.known_commands", KnownCommand)  # type: ignore[type-abstract]
+KNOWN = discover("config.known_commands", KnownCommand)
 MICRO_BATCH_KEYS = ("micro_batch_size", "per_device_train_batch_size")
 ACCUMULATION_KEYS = ("gradient_accumulation_steps",)
 """Keys of files that axolotl, TRL, LLaMA-Factory and transformers call the two by."""

@@ -33,7 +33,10 @@ class Configurations:
         changes: dict[str, Any] = {}
         for name, value in choice.items():
             changes = merged(changes, self._change(name, value))
-        experiment = completed(self._base.model_copy(update={k: self._member(k, v) for k, v in changes.items()}))
+        for name, change in changes.items():
+            if isinstance(change, dict):  # of a model or corpus
+                changes[name] = getattr(self._base, name).model_copy(update=change)
+        experiment = completed(self._base.model_copy(update=changes))
         others = tuple(item for item in choice.items() if item[0] not in TECHNIQUE_SETTINGS)
         if others not in self._checked:
             check_settings(experiment)
@@ -54,10 +57,6 @@ class Configurations:
                 settings = getattr(settings, part)
             self._changes[key] = nested({name: settings})
         return self._changes[key]
-
-    def _member(self, name: str, change: Any) -> Any:
-        """Return a setting's new value: of a model or corpus, a copy with the settings that differ."""
-        return getattr(self._base, name).model_copy(update=change) if isinstance(change, dict) else change
 
 
 def why_refused(experiment: Experiment, choice: Choice, hardware: Hardware, limit: Mathematics) -> str | None:

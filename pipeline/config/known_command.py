@@ -1,7 +1,6 @@
 """What is known of a training command that many use: how it calls the usual levers, and which of them change what."""
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,7 +79,7 @@ BATCH_DEFAULTS = {"per_device_train_batch_size": "8", "gradient_accumulation_ste
 """Options of transformers' TrainingArguments, which other commands take too, and the defaults of its batch."""
 
 
-class KnownCommand(ABC):
+class KnownCommand:
     """A training command of which options or keys are known; a file of `known_commands` has one subclass."""
 
     batch_options: ClassVar[Mapping[str, str]] = {
@@ -95,10 +94,13 @@ class KnownCommand(ABC):
     file_options: ClassVar[tuple[str, ...]] = ()
     """Options that name a file whose keys are options too."""
 
+    marks: ClassVar[tuple[str, ...]] = ()
+    """What a script of such a command has in its source."""
+
     @classmethod
-    @abstractmethod
     def recognizes(cls, words: Sequence[str]) -> bool:
-        """Whether a command is one of these."""
+        """Whether a command is one of these: by default, whether one of its scripts has all marks."""
+        return any(all(mark in script for mark in cls.marks) for script in scripts_of(words))
 
     @classmethod
     def settings_file(cls, words: Sequence[str]) -> str | None:

@@ -37,9 +37,10 @@ class PatchedFile:
 
         """
         try:
-            return _values_in(_read(self.path, self.text))
+            content = _read(self.path, self.text)
         except (yaml.YAMLError, ValueError) as error:  # tomllib's and json's errors are ValueErrors
             raise InvalidInputError(f"{self.path} cannot be read ({error}); correct it") from error
+        return dict(dotted(content)) if isinstance(content, dict) else {}
 
     def with_values(self, changes: Mapping[str, Value]) -> str:
         """Return its text with other values of some of its keys.
@@ -96,11 +97,6 @@ def _apart(content: Any) -> Any:
     if isinstance(content, dict):
         return {name: _apart(part) for name, part in content.items()}
     return [_apart(part) for part in content] if isinstance(content, list) else content
-
-
-def _values_in(content: Any) -> dict[str, Any]:
-    """Return the value of each key that is no group of others, by its dotted name; none of what has no keys."""
-    return dict(dotted(content)) if isinstance(content, dict) else {}
 
 
 def _set(content: dict[Any, Any], key: str, value: Value) -> bool:

@@ -3,7 +3,6 @@
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -17,8 +16,8 @@ from pipeline.jobs.printing import say
 from pipeline.jobs.simulate import (
     EXIT_CODE_DOES_NOT_FIT,
     SimulatedCommandSettings,
+    only_answer_on_stdout,
     run_simulation,
-    stdout_to_stderr,
     wanted_run,
 )
 from pipeline.prediction.commands.memory_baseline import baseline_of, check_comparable, read_baseline, write_baseline
@@ -61,7 +60,7 @@ def check(settings: CheckSettings, console: Console) -> int:
     """
     limits, files = list(_limits(settings)), _answer_files(settings)
     allowed = _allowed(settings, is_limited=bool(limits))
-    with nullcontext() if settings.answer == "text" else stdout_to_stderr():
+    with only_answer_on_stdout(settings.answer):
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
             found = run_simulation(settings, Path(folder), partial(say, console))
         checked = check_memory(found, settings.command, limits, allowed)

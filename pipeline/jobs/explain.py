@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 import tempfile
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from pipeline.jobs.simulate import (
     EXIT_CODE_DOES_NOT_FIT,
     SimulatedCommandSettings,
     content_of,
-    stdout_to_stderr,
+    only_answer_on_stdout,
     wanted_run,
 )
 from pipeline.memory.out_of_memory import Messages, OutOfMemoryMessage, Place, read_messages
@@ -98,7 +98,7 @@ def explain(settings: ExplainSettings, console: Console) -> int:
             f"the log must have an out-of-memory message, and none was found; looked for are {LOOKED_FOR}: give the "
             "whole log, as in fitproof explain < log.txt"
         )
-    with stdout_to_stderr() if settings.answer == "json" else nullcontext():
+    with only_answer_on_stdout(settings.answer):
         _show(messages, console)
         found = _of_command(settings, messages, console) if settings.command else None
     if settings.answer == "json":

@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -96,7 +96,7 @@ def simulate(settings: SimulateSettings, console: Console) -> int:
         InvalidInputError: a setting is wrong, or the command uses no card.
 
     """
-    with stdout_to_stderr() if settings.answer == "json" else nullcontext():
+    with only_answer_on_stdout(settings.answer):
         found = _log_simulation(settings, console)
     if settings.answer == "json":
         print(json.dumps(content_of(found)))  # noqa: T201
@@ -143,8 +143,11 @@ def content_of(found: "Simulation | Explanation") -> dict[str, Any]:
 
 
 @contextmanager
-def stdout_to_stderr() -> Iterator[None]:
-    """Write to stderr what this process and those that it starts write to stdout."""
+def only_answer_on_stdout(form: str) -> Iterator[None]:
+    """Unless an answer is text, write to stderr what this process and those that it starts write to stdout."""
+    if form == "text":
+        yield
+        return
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -24,8 +24,6 @@ from pipeline.prediction.prediction import Prediction
 
 FEWEST = 48
 """Configurations that are all simulated, where there are no more."""
-ROUND_PER_CORE = 1
-"""Configurations of a round for each core."""
 MAY_FIT = 1.15
 """Expected share of the budget up to which a configuration is simulated: expectations err."""
 MAY_FIT_BESIDE, MAY_BE_FASTER_BESIDE = 2.0, 1.5
@@ -91,7 +89,7 @@ class _Space:
     def next(self, known: Mapping[int, Predicted]) -> list[int]:
         """Return the numbers of the configurations of the next round; none if the fastest one is known."""
         predictions = {number: one for number, one in known.items() if isinstance(one, Prediction)}
-        best, num_in_round = self._best(predictions), ROUND_PER_CORE * num_cores()
+        best, num_in_round = self._best(predictions), num_cores()
         ruled_out = self._ruled_out(predictions)
         left = np.array([n for n in range(len(self._choices)) if n not in known and n not in ruled_out])
         if best is None or not len(left):

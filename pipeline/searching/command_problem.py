@@ -140,19 +140,18 @@ class CommandProblem(Problem):
         """Return what a user can do."""
         return "add values that need less memory, or choose a larger budget"
 
-    def why_none_runs(self, choice: Choice, first: Result) -> str | None:
-        """Return what the command itself said, if its plain run failed for another reason than memory."""
-        if first.outcome is not Outcome.CRASHED:
-            return None
-        line = self.runnable(choice).line
-        hints = [EXPANDED] if self.template.looks_expanded else []
-        failed = f"the command must train, and its plain run failed: {first.detail}"
-        return "\n".join([failed, f"it was: {line}", *hints, *remedies(first.detail or "")])
-
-    def contradiction(self, runs: Sequence[Trial], metrics: Mapping[str, float]) -> str | None:
-        """Return that its passes do not follow the micro-batch as those of an earlier run do; None if they do."""
+    def why_not_searched(
+        self, trials: Sequence[Trial], choice: Choice, result: Result, metrics: Mapping[str, float]
+    ) -> str | None:
+        """Return what the command said if its plain run failed, or that its passes do not follow the micro-batch."""
+        outcomes = {result.outcome.value, *(one.outcome for one in trials)}
+        if choice in self.baselines and outcomes == {Outcome.CRASHED}:
+            line = self.runnable(choice).line
+            hints = [EXPANDED] if self.template.looks_expanded else []
+            failed = f"the command must train, and its plain run failed: {result.detail}"
+            return "\n".join([failed, f"it was: {line}", *hints, *remedies(result.detail or "")])
         own = metrics.get(PASSES_PER_MICRO_BATCH)
-        known = (one.metrics.get(PASSES_PER_MICRO_BATCH, own) for one in runs)
+        known = (one.metrics.get(PASSES_PER_MICRO_BATCH, own) for one in trials)
         other = next((number for number in known if number != own), None)
         if own is None or other is None:
             return None

@@ -34,7 +34,7 @@ from pipeline.searching.trial_record import CONSTRAINT, DETAIL, METRICS, OUTCOME
 from pipeline.searching.trials import PLAIN, TRIAL, Proposal, Trial, best_speed, best_trial, label, run_name, trials_in
 from pipeline.searching.verification import VerificationRun, has_taken, verify
 from pipeline.training.loop import Stop, never_stop
-from pipeline.training.metrics import PASSES_PER_MICRO_BATCH, Summary
+from pipeline.training.metrics import Summary
 
 SECONDS_BETWEEN_POLLS = 1.0
 """How often to check whether another worker has finished its trial."""
@@ -212,14 +212,12 @@ def _fill_queue(search: Search, trials: Sequence[Trial]) -> bool:
 
 def _plain_one(problem: Problem, trials: Sequence[Trial]) -> Proposal | None:
     """Return the plain configuration of the first trial if all have crashed: it shows whether any can run."""
-    if not trials or not _have_crashed(trials) or any(trial.choice in problem.baselines for trial in trials):
+    if {trial.outcome for trial in trials} != {Outcome.CRASHED}:
+        return None
+    if any(trial.choice in problem.baselines for trial in trials):
         return None
     size = trials[0].choice.get(MICRO_BATCH)
     return next((Proposal(choice) for choice in problem.baselines if choice.get(MICRO_BATCH) == size), None)
-
-
-def _have_crashed(trials: Sequence[Trial]) -> bool:
-    return all(trial.outcome == Outcome.CRASHED for trial in trials)
 
 
 def search_and_verify(search: Search) -> None:
@@ -317,10 +315,7 @@ def _run_trial(search: Search, to_beat: float | None, began: Callable[[], None])
         stop = _trial_length(search.problem, runnable, None if one.is_repeat else to_beat)
         summarize = partial(_summary, search.problem, runnable, one.predicted_seconds)
         result, metrics = search.run(names[0], f"trial-{number + 1:02}", runnable, labels, stop, summarize)
-        is_first_plain = one.choice in search.problem.baselines and _have_crashed(search.trials)
-        if is_first_plain and (reason := search.problem.why_none_runs(one.choice, result)):
-            raise InvalidInputError(reason)
-        if PASSES_PER_MICRO_BATCH in metrics and (reason := search.problem.contradiction(search.trials, metrics)):
+        if reason := search.problem.why_not_searched(search.trials, one.choice, result, metrics):
             raise InvalidInputError(reason)
         return _judged(search, result, metrics)
 

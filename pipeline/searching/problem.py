@@ -106,14 +106,27 @@ class Problem(ABC):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The conditions of the measurements, which one study must have in common, as JSON values."""
-        stored: dict[str, Any] = json.loads(json.dumps({**self.own_conditions, **self.conditions}))
+        """The conditions of the measurements, which one study must have in common, as JSON values.
+
+        On a CPU measurements with other cores do not compare: each worker has as many as torch's threads, which are set
+        where the workers are opened.
+        """
+        about = environment(self.base.device)
+        conditions = {
+            **self.own_conditions,
+            **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
+            "space.mathematics": self.settings.mathematics,
+            **({"cores_per_worker": torch.get_num_threads()} if self.base.device.type == "cpu" else {}),
+            "objectives": self.settings.objectives,
+            **{name: about[name] for name in ("device_name", "torch", "transformers")},
+        }
+        stored: dict[str, Any] = json.loads(json.dumps(conditions))
         return stored
 
     @property
     @abstractmethod
     def own_conditions(self) -> dict[str, Any]:
-        """What the measurements of this kind of problem have in common beside `conditions`."""
+        """What the measurements of this kind of problem have in common beside space, objectives and device."""
 
     @property
     def num_devices(self) -> int:
@@ -130,12 +143,10 @@ class Problem(ABC):
     def settings_for_workers(self) -> dict[str, Any]:
         """The settings by which a worker elsewhere makes the same problem, as JSON values; no budget is automatic."""
 
-    def why_none_runs(self, choice: Choice, first: Result) -> str | None:
-        """Return why nothing can be measured, as the first plain run shows; None if it does not."""
-        return None
-
-    def contradiction(self, runs: Sequence[Trial], metrics: Mapping[str, float]) -> str | None:
-        """Return why the run with these metrics trains another batch than earlier ones; None if it does not."""
+    def why_not_searched(
+        self, trials: Sequence[Trial], choice: Choice, result: Result, metrics: Mapping[str, float]
+    ) -> str | None:
+        """Return why a run beside these earlier trials shows that nothing can be searched; None if it does not."""
         return None
 
     @property
@@ -143,27 +154,6 @@ class Problem(ABC):
         """The settings that no configuration changes, by dotted name."""
         varied = {ACCUMULATION, *self.space.dimensions}
         return {name: value for name, value in self.base.params().items() if name not in varied}
-
-    @property
-    def conditions(self) -> dict[str, Any]:
-        """What measurements of any problem have in common: the space, the objectives, and the device."""
-        about = environment(self.base.device)
-        return {
-            **{f"space.{name}": list(values) for name, values in self.space.dimensions.items()},
-            "space.mathematics": self.settings.mathematics,
-            **self._cores(),
-            "objectives": self.settings.objectives,
-            "device_name": about["device_name"],
-            "torch": about["torch"],
-            "transformers": about["transformers"],
-        }
-
-    def _cores(self) -> dict[str, int]:
-        """Return how many cores each worker on a CPU has: measurements with others do not compare.
-
-        As many as torch's threads, which are set where the workers are opened.
-        """
-        return {"cores_per_worker": torch.get_num_threads()} if self.base.device.type == "cpu" else {}
 
     @property
     def directions(self) -> tuple[str, ...]:

@@ -1,17 +1,18 @@
 """`python main.py fit ...` of Lightning's command line, whose options are those of its trainer, model and data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
 from pipeline.config.command import ACCUMULATION
-from pipeline.config.known_command import BF16, KnownCommand, Lever, scripts_of
+from pipeline.config.known_command import BF16, KnownCommand, Lever
 from pipeline.config.space import MICRO_BATCH
 
 
 class Lightning(KnownCommand):
     """A script with a LightningCLI, whose data has the option `batch_size`, as it is usually called."""
 
+    marks: ClassVar[tuple[str, ...]] = ("LightningCLI",)
     batch_options: ClassVar[Mapping[str, str]] = {
         "data.batch_size": MICRO_BATCH,
         "trainer.accumulate_grad_batches": ACCUMULATION,
@@ -28,8 +29,3 @@ class Lightning(KnownCommand):
         ),
     )
     file_options: ClassVar[tuple[str, ...]] = ("config", "c")
-
-    @classmethod
-    def recognizes(cls, words: Sequence[str]) -> bool:
-        """Whether a script of the command makes a LightningCLI."""
-        return any("LightningCLI" in script for script in scripts_of(words))

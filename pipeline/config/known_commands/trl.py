@@ -13,7 +13,6 @@ from pipeline.config.known_command import (
     OF_TRAINER,
     KnownCommand,
     Lever,
-    scripts_of,
 )
 
 TRAININGS = ("sft", "dpo", "kto", "reward")
@@ -23,6 +22,7 @@ ON = ("true", "false")
 class Trl(KnownCommand):
     """TRL's command line and its scripts; their checkpointing and bf16 are on unless they are switched off."""
 
+    marks: ClassVar[tuple[str, ...]] = ("TrlParser",)
     batch_defaults: ClassVar[Mapping[str, str]] = BATCH_DEFAULTS
     levers: ClassVar[tuple[Lever, ...]] = (
         *(replace(one, values=ON) if one in (CHECKPOINTING, BF16) else one for one in OF_TRAINER),
@@ -34,4 +34,4 @@ class Trl(KnownCommand):
     def recognizes(cls, words: Sequence[str]) -> bool:
         """Whether it begins with `trl` and one of its trainings, or a script of it reads options as these do."""
         is_trl = len(words) > 1 and Path(words[0]).name == "trl" and words[1] in TRAININGS
-        return is_trl or any("TrlParser" in script for script in scripts_of(words))
+        return is_trl or super().recognizes(words)
