@@ -93,7 +93,10 @@ def make_plan_of_kinds(given: Mapping[str, Any]) -> PlanFindings:
     """
     own, asked, settings, _ = _read(given)
     kinds = {name: settings for name, settings in own.kinds.items() if asked.kind in (AUTO_KIND, name)}
-    return plan_kinds(kinds, own.compared.space, _shared_of_cards(settings, given), asked, given)
+    shared = _shared(settings, given)
+    if shared.get("budget") in (None, "auto", "none"):  # all of each card
+        shared.pop("budget", None)
+    return plan_kinds(kinds, own.compared.space, shared, asked, given)
 
 
 def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
@@ -105,7 +108,8 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
 
     """
     own, asked, settings, length = _read(given)
-    shared = _shared(settings, given, console)
+    shared = _shared(settings, given)
+    shared["budget"] = _budget(shared, console)
     experiments = {name: _experiment(own, shared, settings, SMALLEST) for name, settings in own.kinds.items()}
     if asked.kind != AUTO_KIND:
         _check_kind(experiments[asked.kind], own.kinds[asked.kind])
@@ -172,29 +176,26 @@ def _check_kind(experiment: Experiment, settings: Mapping[str, Any]) -> None:
                 raise InvalidInputError(reason)
 
 
-def _shared_of_cards(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that all kinds share on cards, whose memory is the budget unless another one is given."""
-    budget = given.get("budget") or values.get("budget")
-    has_own = budget not in (None, "auto", "none")
-    shared = _shared(values, {**given, "budget": budget if has_own else "100%"}, Console(quiet=True))
-    return {name: value for name, value in shared.items() if has_own or name != "budget"}
-
-
-def _shared(values: Mapping[str, Any], given: Mapping[str, Any], console: Console) -> dict[str, Any]:
+def _shared(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that all kinds share; a model that has weights is trained from them."""
-    of_run = {name: value for name, value in given.items() if name not in FinetuneSettings.model_fields}
-    shared = merged(values, of_run)
-    budget = str(given.get("budget") or shared.get("budget") or SearchSettings.model_fields["budget"].default)
+    own = FinetuneSettings.model_fields.keys() - ({"budget"} if given.get("budget") else set())
+    shared = merged(values, {name: value for name, value in given.items() if name not in own})
+    model = str(shared.get("model", "auto"))
+    is_preset = any(model in family.names for family in MODELS.values()) or model == "auto"
+    has_weights = not is_preset and ("/" in model or Path(model).is_dir())
+    weights = {family_of(model, shared.get("task")): {"pretrained": True}} if has_weights else {}
+    return merged(weights, shared)
+
+
+def _budget(shared: Mapping[str, Any], console: Console) -> str:
+    """Return the budget of this machine; an automatic one is said."""
+    budget = str(shared.get("budget") or SearchSettings.model_fields["budget"].default)
     if budget == "none":
         raise InvalidInputError("finetune needs a budget, and budget is none; set budget=auto, or one such as 16GiB")
     if budget == "auto":
         budget, notes = automatic_budget(find_device(str(shared.get("device", "auto"))))
         console.print(*notes, sep="\n", highlight=False)
-    model = str(shared.get("model", "auto"))
-    is_preset = any(model in family.names for family in MODELS.values()) or model == "auto"
-    has_weights = not is_preset and ("/" in model or Path(model).is_dir())
-    weights = {family_of(model, shared.get("task")): {"pretrained": True}} if has_weights else {}
-    return merged(weights, {**shared, "budget": budget})
+    return budget
 
 
 def _of_config(own: KindsSettings, given: Mapping[str, Any]) -> dict[str, Any]:

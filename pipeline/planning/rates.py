@@ -175,17 +175,13 @@ def cost_prior(hardware: Hardware, links: Links | None = None) -> CostPrior:
 
     Without links all ranks are in one machine, connected as such cards are.
     """
-    costs = rate_costs(hardware, links.within if links else None)
-    work, calls = costs[: -len(CALLS)], costs[-len(CALLS) :]
     is_known = hardware.kind != "cuda" or card_like(hardware).name == model_of(hardware)
-    deviation = DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
-    deviations = [deviation] * len(work) + [CALL_DEVIATION] * len(calls)
-    log_costs_K = np.log([*(cost / EFFICIENCIES[hardware.kind] for cost in work), *calls])
-    for place in map(KINDS.index, SENT):
-        log_costs_K[place], deviations[place] = np.log(costs[place] / LINK_EFFICIENCY), LINK_DEVIATION
+    of_work = EFFICIENCIES[hardware.kind], DEVIATIONS[hardware.kind] if is_known else SIMILAR_DEVIATION
+    of_others = dict.fromkeys(SENT, (LINK_EFFICIENCY, LINK_DEVIATION)) | dict.fromkeys(CALLS, (1.0, CALL_DEVIATION))
+    efficiencies_K, deviations_K = np.array([of_others.get(kind, of_work) for kind in KINDS]).T
     return CostPrior(
-        log_costs_K=log_costs_K,
-        deviations_K=np.array(deviations),
+        log_costs_K=np.log(rate_costs(hardware, links.within if links else None) / efficiencies_K),
+        deviations_K=deviations_K,
         residual=RESIDUAL,
         is_queued=hardware.kind == "cuda",
         links=links,
