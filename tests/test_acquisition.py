@@ -282,6 +282,17 @@ def test_measured_peaks_correct_the_predictions_of_the_rest() -> None:
     assert memory_model.probability_of_fit(CANDIDATES, {}, tight, "cpu")[number] > 0.95
 
 
+def test_each_confidence_to_fit_has_its_own_configurations() -> None:
+    """Also one between those that are common: 0.97 takes what fits with 0.98."""
+    number = next(n for n, c in enumerate(CANDIDATES) if c.choice == made_up(8, "none", "fp32").choice)
+    deviation = memory_model.DEVIATION["cuda"]
+    budget = round((CANDIDATES[number].predicted_bytes or 0) * math.exp(2.05 * deviation))
+    assert memory_model.probability_of_fit(CANDIDATES, {}, budget, "cuda")[number] == pytest.approx(0.98, abs=0.001)
+    for confidence in (0.97, 0.99):
+        rules = Rules(budget_bytes=budget, kind="cuda", fit_confidence=confidence)
+        assert (number in evaluate(CANDIDATES, measured(modelled(), [], budget), rules).feasible) == (confidence < 0.98)
+
+
 @pytest.mark.quick
 @settings(max_examples=25, derandomize=True)
 @given(

@@ -108,6 +108,13 @@ def test_combinations_leave_the_space_where_each_value_stays() -> None:
     assert left.with_values(left.plain_values(defaults)) == [{**refused, "micro_batch_size": 1}]
 
 
+def test_what_is_refused_is_no_baseline_where_the_micro_batch_is_no_dimension_either() -> None:
+    space = Space({"checkpointing": ("none", "every_layer"), "precision": ("fp32", "bf16")})
+    plain = space.plain_values({"checkpointing": "none", "precision": "fp32"})
+    left, _ = space.without(lambda choice: "too wide" if choice == plain else None)
+    assert left.with_values(plain) == []
+
+
 @given(free=st.integers(700, 200_000))
 def test_an_automatic_budget_is_at_most_its_share_of_what_is_free(free: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
