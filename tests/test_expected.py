@@ -12,9 +12,8 @@ from pipeline.config.space import Choice
 from pipeline.memory.work import Work
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, known_peaks
-from pipeline.searching.expected import expectation_of, with_expectations
 from pipeline.searching.measurements import Measurements
-from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.sampler import PredictiveSampler, expectation_of, with_expectations
 
 MIB = 2**20
 SPACE: dict[str, Sequence[Any]] = {

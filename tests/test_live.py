@@ -17,8 +17,7 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import make_experiment
 from pipeline.config.variants import EntryPoint, load_entry_point
 from pipeline.jobs.live_page import SHARE, LivePage
-from pipeline.jobs.search_clock import PREDICTING, TRIALS, VERIFICATION, SearchClock
-from pipeline.jobs.search_progress import SearchProgress
+from pipeline.jobs.search_progress import PREDICTING, TRIALS, VERIFICATION, SearchClock, SearchProgress
 from pipeline.report.comparison import ComparisonFindings
 from pipeline.report.findings import report_of
 from pipeline.report.page import to_html

@@ -17,7 +17,7 @@ from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice
 from pipeline.jobs.search import _findings
-from pipeline.jobs.search_clock import SearchClock
+from pipeline.jobs.search_progress import SearchClock
 from pipeline.runtime.observer import Observer
 from pipeline.searching import loop
 from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem

@@ -24,8 +24,8 @@ from pipeline.runtime.ray_executor import ray_executors
 from pipeline.searching import problem as problem_module
 from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem
 from pipeline.searching.session import SESSION, Session, session_of
+from pipeline.searching.setup import open_workers
 from pipeline.searching.study import StoredStudy
-from pipeline.searching.workers import open_workers
 from pipeline.training.loop import never_stop
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -15,10 +15,9 @@ from pipeline.config.space import Choice, Space
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate
 from pipeline.searching.certificate import stated
-from pipeline.searching.expected import expectation_of
 from pipeline.searching.measurements import Measurements
 from pipeline.searching.optuna_samplers import choose, distributions_of
-from pipeline.searching.sampler import PredictiveSampler
+from pipeline.searching.sampler import PredictiveSampler, expectation_of
 from pipeline.searching.settings import SearchSettings
 from pipeline.searching.trial_length import PRECISION_PERCENT, TrialLength
 from pipeline.searching.trial_record import CONSTRAINT

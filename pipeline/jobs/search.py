@@ -13,8 +13,7 @@ from pipeline.jobs.live_page import LivePage
 from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.printing import say, say_notes
 from pipeline.jobs.search_answer import write_answer
-from pipeline.jobs.search_clock import PREDICTING, SearchClock
-from pipeline.jobs.search_progress import SearchProgress
+from pipeline.jobs.search_progress import PREDICTING, SearchClock, SearchProgress
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading
 from pipeline.runtime.run import Execute
@@ -25,10 +24,9 @@ from pipeline.searching.proposals import make_proposer
 from pipeline.searching.results import SearchFindings
 from pipeline.searching.sampler import PredictiveSampler
 from pipeline.searching.session import session_of
-from pipeline.searching.setup import make_sampler, problem_of
+from pipeline.searching.setup import make_sampler, open_workers, problem_of
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trials import Trial
-from pipeline.searching.workers import open_workers
 
 
 def search(given: Mapping[str, Any], console: Console) -> int:

@@ -1,7 +1,9 @@
-"""The progress of a search in the terminal: the fastest configuration so far, its bound, and the runs that go on."""
+"""The progress of a search: the fastest configuration so far, its bound, the runs that go on, and where time goes."""
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
@@ -12,7 +14,6 @@ from rich.text import Text
 from pipeline.base.results import Result, StepRecord
 from pipeline.base.units import MIB
 from pipeline.jobs.printing import say
-from pipeline.jobs.search_clock import TRIALS, VERIFICATION, SearchClock
 from pipeline.runtime.observer import Run
 from pipeline.searching.certificate import at_most
 from pipeline.searching.loop import SearchObserver
@@ -21,6 +22,51 @@ from pipeline.training.metrics import Summary
 
 REFRESHES_PER_SECOND = 4
 """Of the terminal: each refresh takes time from a training that uses every core."""
+PREDICTING, TRIALS, VERIFICATION, OVERHEAD = "predicting", "trials", "verification", "overhead"
+
+
+class SearchClock:
+    """Divides time by what runs: trials, else a verification, else predictions, else the session itself."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._since, self._lock = now, now(), threading.Lock()
+        self._running = dict.fromkeys((TRIALS, VERIFICATION, PREDICTING), 0)
+        self._seconds = dict.fromkeys((PREDICTING, TRIALS, VERIFICATION, OVERHEAD), 0.0)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each activity until now."""
+        with self._lock:
+            self._count()
+            return dict(self._seconds)
+
+    @contextmanager
+    def during(self, activity: str) -> Iterator[None]:
+        """Count the time of the body to an activity."""
+        self.begin(activity)
+        try:
+            yield
+        finally:
+            self.end(activity)
+
+    def begin(self, activity: str) -> None:
+        """Start one more run of an activity, of which several may run at once."""
+        with self._lock:
+            self._count()
+            self._running[activity] += 1
+
+    def end(self, activity: str) -> None:
+        """End one of them."""
+        with self._lock:
+            self._count()
+            self._running[activity] -= 1
+
+    def _count(self) -> None:
+        """Add the time since the last change to what ran in it."""
+        activity = next((name for name, number in self._running.items() if number), OVERHEAD)
+        now = self._now()
+        self._seconds[activity] += now - self._since
+        self._since = now
 
 
 @dataclass

@@ -16,9 +16,8 @@ from pipeline.searching.loop import Search, run_trials
 from pipeline.searching.proposals import make_proposer
 from pipeline.searching.session import read_session
 from pipeline.searching.settings import SearchSettings
-from pipeline.searching.setup import make_sampler, problem_of
+from pipeline.searching.setup import local_workers, make_sampler, problem_of
 from pipeline.searching.study import StoredStudy
-from pipeline.searching.workers import local_workers
 
 SAME_MACHINE = (
     "The search was started on this machine too: on one device both slow each other's trials and share its memory. "

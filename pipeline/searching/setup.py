@@ -1,17 +1,22 @@
-"""What a search begins with: its problem, by the settings, and a sampler that has the first predictions."""
+"""What a search begins with: its problem, a sampler that has the first predictions, and its workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
+
+import torch
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.units import MIB
+from pipeline.runtime.placement import placements
+from pipeline.runtime.run import Execute, execute
 from pipeline.searching.acquisition import Rules
 from pipeline.searching.candidates import Candidate, known_peaks
 from pipeline.searching.command_problem import make_command_problem
-from pipeline.searching.expected import expectation_of
 from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.searching.problem import Problem
-from pipeline.searching.sampler import Predict, PredictiveSampler
+from pipeline.searching.sampler import Predict, PredictiveSampler, expectation_of
 from pipeline.searching.settings import CommandSettings
 from pipeline.searching.trials import label
 
@@ -75,3 +80,43 @@ def _nothing_fits(problem: Problem, candidates: Sequence[Candidate]) -> str:
         f"{peak - budget:,.1f} MiB more than the {budget:,.1f} MiB ({label(leanest.choice)}); "
         f"{problem.how_to_fit(candidates)}"
     )
+
+
+@contextmanager
+def open_workers(problem: Problem) -> Iterator[Sequence[Execute]]:
+    """Yield an executor for each worker that the search asks for: on this machine, or in tasks of a Ray cluster.
+
+    Raises:
+        InvalidInputError: there are fewer GPUs or cores than workers, Ray is absent or not reachable, or its tasks,
+            each of which sees its own GPUs alone, are to run on one that is named.
+
+    """
+    settings = problem.settings
+    if settings.executor == "local":
+        yield local_workers(problem)
+        return
+    if problem.is_device_named:
+        raise InvalidInputError(
+            f"executor=ray gives each trial a GPU of the cluster, and device={problem.base.device} names one; set "
+            "device=cuda, or executor=local"
+        )
+    from pipeline.runtime.ray_executor import ray_executors  # Ray is optional
+
+    with ray_executors(settings.ray_address, problem.base.device, settings.workers, problem.num_devices) as executors:
+        yield executors
+
+
+def local_workers(problem: Problem) -> Sequence[Execute]:
+    """Return an executor for each worker on this machine.
+
+    Several workers on a CPU share its cores. torch then uses so many threads in this process as well, since what
+    operators allocate on a CPU, and so a prediction, depends on their number.
+
+    Raises:
+        InvalidInputError: there are fewer GPUs or cores than workers.
+
+    """
+    places = placements(problem.base.device, problem.is_device_named, problem.settings.workers, problem.num_devices)
+    if places[0].cores is not None:
+        torch.set_num_threads(len(places[0].cores))
+    return [partial(execute, placement=place) for place in places]
