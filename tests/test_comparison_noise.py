@@ -193,8 +193,8 @@ def test_a_variant_keeps_all_of_its_notes(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(comparison, name, lambda experiment: ())
     failed, whole = rows("ok", "ok")
     found = [replace(failed, note="killed when it was run again"), whole]
-    variants = [SimpleNamespace(name=row.name, experiment=None) for row in found]
-    plan: Any = SimpleNamespace(comparisons=[SimpleNamespace(name=found[0].comparison, variants=variants)])
+    variants = [SimpleNamespace(comparison=row.comparison, name=row.name, experiment=None) for row in found]
+    plan: Any = SimpleNamespace(variants=variants)
     findings = ComparisonFindings(entry="main", question="?", rows=tuple(found), environment={})
     notes = [row.note for row in comparison._with_predictions(plan, findings).rows]
     assert notes == ["killed when it was run again; its checkpoint is in bfloat16", None]
