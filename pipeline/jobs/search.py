@@ -1,18 +1,22 @@
 """The entry point `search`: which configuration of a space is the fastest that fits a memory budget?"""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from pipeline.base.errors import InvalidInputError, first_line
+from pipeline.base.files import write_atomically
 from pipeline.base.units import MIB
+from pipeline.config.command import Command
 from pipeline.config.experiment import Experiment
 from pipeline.jobs.live_page import LivePage
-from pipeline.jobs.notes import corpus_notes
+from pipeline.jobs.notes import corpus_notes, published_type_note
 from pipeline.jobs.printing import say, say_notes
-from pipeline.jobs.search_answer import write_answer
 from pipeline.jobs.search_progress import PREDICTING, SearchClock, SearchProgress
 from pipeline.runtime.environment import environment
 from pipeline.runtime.fork_server import loading
@@ -119,8 +123,46 @@ def _report(
     findings = _findings(search, trials, clock)
     if interrupted:
         findings = replace(findings, interrupted=f"{len(trials)} of at most {problem.settings.num_trials} trials")
-    best = findings.best
-    if best is not None:
-        findings = write_answer(problem, dict(best.choice), findings, job)
+    if findings.best is not None:
+        runnable = problem.runnable(dict(findings.best.choice))
+        if isinstance(runnable, Command):
+            findings = _write_command(runnable, findings, job)
+        else:
+            findings = _write_experiment(runnable, findings, job)
     publish(findings, job, console, said=said)
     return findings
+
+
+def _write_experiment(experiment: Experiment, findings: SearchFindings, job: Any) -> SearchFindings:
+    """Log best.yaml, and the files that train the answer in other frameworks; an export that fails is reported."""
+    from pipeline.export.write import export_files
+    from pipeline.report.page import HANDOVER
+
+    _write(job, "best.yaml", experiment.to_yaml())
+    note = published_type_note(experiment)
+    notes = [f"the answer: {note}"] if note else []
+    try:
+        files = export_files(experiment)
+    except Exception as error:  # whatever a technique's export() raises
+        files = {}
+        kind = "" if isinstance(error, InvalidInputError) else f"{type(error).__name__}: "
+        notes.append(f"the answer cannot be exported: {kind}{first_line(error)}")
+    for name, content in files.items():
+        job.file(f"{HANDOVER}/{name}", content, HANDOVER)
+    return replace(findings, notes=(*findings.notes, *notes))
+
+
+def _write_command(command: Command, findings: SearchFindings, job: Any) -> SearchFindings:
+    """Log the user's command with the best values, which reads the patched files of the current folder."""
+    for path, text in command.files.items():
+        _write(job, f"best-{command.copy_name(path)}", text)
+    line = replace(command, words=command.with_names("best-")).line
+    _write(job, "best.sh", f"{line}\n")
+    return replace(findings, command=line)
+
+
+def _write(job: Any, name: str, content: str) -> None:
+    """Log a file, and write it into the current folder too."""
+    job.file(name, content)
+    with contextlib.suppress(OSError):  # a convenience: the job's own folder has it too
+        write_atomically(Path(name), content.encode())
