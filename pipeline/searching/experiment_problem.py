@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from pydantic_core import to_jsonable_python
 
-from pipeline.base.contracts import Hardware
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.base.results import Result
@@ -149,10 +147,6 @@ def num_verified_steps(problem: ExperimentProblem) -> int:
     return max(settings.verify_steps, settings.verify_varying_steps if fragments else 0)
 
 
-def _refusal(configurations: Configurations, hardware: Hardware, limit: Mathematics, choice: Choice) -> str | None:
-    return why_refused(configurations.experiment(choice), choice, hardware, limit)
-
-
 def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
     """Return the problem of search.yaml, the file `config` and the user's overrides.
 
@@ -173,7 +167,10 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
     _, space = read_space(own, values, given, "search", hardware_of(device))
     configurations, hardware = Configurations(values, "search"), hardware_of(device)
 
-    space, refusals = space.without(partial(_refusal, configurations, hardware, own.mathematics))
+    def refused(choice: Choice) -> str | None:
+        return why_refused(configurations.experiment(choice), choice, hardware, own.mathematics)
+
+    space, refusals = space.without(refused)
     base = configurations.experiment(space.choices[0])
     varied = [{**space.choices[0], name: value} for name, tried in space.dimensions.items() for value in tried]
     experiments = [configurations.experiment(choice) for choice in varied]
@@ -246,7 +243,7 @@ def _can_be(problem: ExperimentProblem, choice: Choice) -> bool:
     """Whether a configuration outside of the space is one, and not refused."""
     hardware, limit = hardware_of(problem.base.device), problem.settings.mathematics
     try:
-        return _refusal(problem.configurations, hardware, limit, choice) is None
+        return why_refused(problem.runnable(choice), choice, hardware, limit) is None
     except InvalidInputError:  # a number that is given and the value contradict each other
         return False
 

@@ -5,6 +5,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from copy import copy
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from queue import SimpleQueue
@@ -157,7 +158,7 @@ class StoredStudy:
             create_trial(
                 state=TrialState.WAITING,
                 params=choice,
-                distributions=dict(distributions_of(space)),
+                distributions=distributions_of(space),
                 user_attrs={NUM_EARLIER_RUNS: num_earlier, PREDICTED: one.predicted_seconds},
             )
         )
@@ -198,17 +199,9 @@ class StoredStudy:
         """Store a run that was measured outside of the queue; return False if its configuration is taken."""
         if dict(choice) in self.taken:
             return False
-        self._study.add_trial(
-            create_trial(
-                state=record.state,
-                values=record.values,
-                params=dict(choice),
-                distributions=dict(distributions_of(space)),
-                user_attrs=record.user_attrs,
-                constraints=record.constraints,
-                intermediate_values=record.intermediate_values,
-            )
-        )
+        record = copy(record)
+        record.params, record.distributions = dict(choice), distributions_of(space)
+        self._study.add_trial(record)
         return True
 
     def _store(self, trial: optuna.Trial, record: FrozenTrial) -> bool:
