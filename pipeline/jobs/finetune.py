@@ -1,6 +1,6 @@
 """The entry point `finetune`: the kinds of fine-tuning that fit a budget, compared, and a search within one of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,17 +8,16 @@ from pydantic import Field, PositiveInt
 from rich.console import Console
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.progress import progress
 from pipeline.base.settings import Settings
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
 from pipeline.config.experiment import Experiment, family_of, make_experiment
 from pipeline.config.given import dotted, merged, nested, validate
-from pipeline.config.settings import MODELS, AllSettings
+from pipeline.config.settings import MODELS
 from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import EntryPoint, Variant, read_config, read_yaml
 from pipeline.jobs.comparison import run_comparison
-from pipeline.jobs.finetune_plan import KindsOnCardsSettings, plan_kinds
+from pipeline.jobs.finetune_plan import KindsOnCardsSettings, plan_each, plan_kinds
 from pipeline.jobs.plan import log_plan, make_plan
 from pipeline.jobs.printing import say
 from pipeline.jobs.search import run_search
@@ -115,11 +114,9 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
         _check_kind(experiments[asked.kind], own.kinds[asked.kind])
     first = next(iter(experiments.values()))
     first.prepare()  # what is wrong with data or weights is said before anything is predicted
-    planned: dict[str, Planned] = {}
-    with progress(f"planning {len(own.kinds)} kinds of fine-tuning", len(own.kinds)) as advance:
-        for name, plan in _planned(own, shared):
-            planned[name] = plan
-            advance(1)
+    here = {"gpu": str(find_device(str(shared.get("device", "auto")))), "space": own.compared.space}
+    plans, reasons = plan_each(own.kinds, shared, lambda values: make_plan({**values, **here}))
+    planned = {name: plans[name].cards[0] if name in plans else str(reasons[name]) for name in own.kinds}
     compared = run_comparison(_comparison(own, shared, planned), console)
     fitting = [name for name, plan in planned.items() if _skipped(plan) is None]
     chosen = next(iter(fitting), None) if asked.kind == AUTO_KIND else asked.kind
@@ -206,29 +203,6 @@ def _of_config(own: KindsSettings, given: Mapping[str, Any]) -> dict[str, Any]:
     varied |= {name for settings in own.kinds.values() for name, _ in dotted(settings)}
     varied |= FinetuneSettings.model_fields.keys() - {"budget"}
     return nested({k: v for k, v in dotted(read_config(Path(str(given["config"])))) if k not in varied})
-
-
-def _planned(own: KindsSettings, shared: Mapping[str, Any]) -> Iterator[tuple[str, Planned]]:
-    """Yield the name of each kind with its plan, of every configuration of the compared space.
-
-    Raises:
-        InvalidInputError: a setting is wrong, or no kind can run here.
-
-    """
-    refused = []
-    for name, settings in own.kinds.items():
-        values = merged(shared, nested(settings))
-        device = validate(AllSettings, values, ENTRY).device  # what is wrong with the settings ends the command
-        planned = {**values, "gpu": str(find_device(device)), "space": own.compared.space}
-        try:
-            [card] = make_plan(planned).cards
-        except InvalidInputError as error:
-            refused.append(f"{name}: {error}")
-            yield name, str(error)
-        else:
-            yield name, card
-    if len(refused) == len(own.kinds):
-        raise InvalidInputError("\n".join(refused))
 
 
 def _skipped(plan: Planned) -> str | None:

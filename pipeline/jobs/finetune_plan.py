@@ -1,9 +1,10 @@
 """`fitproof finetune --gpu CARD`: which kinds of fine-tuning fit a card, at which length, and how fast."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pipeline.base.by_key import grouped
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.settings import Settings
@@ -35,6 +36,34 @@ OF_CARDS = tuple(KindsOnCardsSettings.model_fields)
 """Names of these settings, which runs do not have."""
 
 
+class UnsupportedKindError(InvalidInputError):
+    """No card can train a kind of fine-tuning."""
+
+
+def plan_each(
+    kinds: Mapping[str, Values], shared: Values, plan: Callable[[Values], PlanFindings]
+) -> tuple[dict[str, PlanFindings], dict[str, InvalidInputError]]:
+    """Return the plan of each kind by its name, and why the others have none.
+
+    Raises:
+        InvalidInputError: no kind has one.
+
+    """
+    plans: dict[str, PlanFindings] = {}
+    reasons: dict[str, InvalidInputError] = {}
+    with progress(f"planning {len(kinds)} kinds of fine-tuning", len(kinds)) as advance:
+        for name, settings in kinds.items():
+            try:
+                plans[name] = plan(merged(shared, nested(settings)))
+            except InvalidInputError as error:
+                reasons[name] = error
+            advance(1, f"last: {name}")
+    if not plans:
+        by_reason = grouped((str(reason), name) for name, reason in reasons.items())
+        raise InvalidInputError("\n".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()))
+    return plans, reasons
+
+
 def plan_kinds(
     kinds: Mapping[str, Values], space: Values, shared: Values, own: KindsOnCardsSettings, given: Values
 ) -> PlanFindings:
@@ -45,25 +74,15 @@ def plan_kinds(
 
     """
     gpu = str(own.gpu)
-    plans: dict[str, PlanFindings] = {}
-    reasons: dict[str, str] = {}
-    unsupported: dict[str, str] = {}
-    with progress(f"planning {len(kinds)} kinds of fine-tuning", len(kinds)) as advance:
-        for name, settings in kinds.items():
-            values = {**merged(shared, nested(settings)), "gpu": gpu, "install": own.install}
-            try:
-                if reason := _unsupported(values):
-                    unsupported[name] = reason
-                else:
-                    plans[name] = _plan(values, space)
-            except InvalidInputError as error:
-                reasons[name] = str(error)
-            else:
-                if name in plans and own.longest:
-                    plans[name] = _with_longest(plans[name], values)
-            advance(1, f"last: {name}")
-    if not plans:
-        raise InvalidInputError("\n".join(dict.fromkeys((*reasons.values(), *unsupported.values()))))
+
+    def plan(values: Values) -> PlanFindings:
+        values = {**values, "gpu": gpu, "install": own.install}
+        if reason := _unsupported(values):
+            raise UnsupportedKindError(reason)
+        found = _plan(values, space)
+        return _with_longest(found, values) if own.longest else found
+
+    plans, reasons = plan_each(kinds, shared, plan)
     first = next(iter(plans.values()))
     cards = []
     for number, target in enumerate(targets(gpu)):
@@ -77,10 +96,10 @@ def plan_kinds(
                         card=target.name,
                         budget_bytes=budget_bytes,
                         rows=(),
-                        skipped=(reasons.get(name) or unsupported[name],),
+                        skipped=(str(reasons[name]),),
                         breakdown=None,
                         kind=name,
-                        unsupported=unsupported.get(name),
+                        unsupported=str(reasons[name]) if isinstance(reasons[name], UnsupportedKindError) else None,
                     )
                 )
     return replace(
