@@ -175,17 +175,17 @@ class StoredStudy:
         self.free_stale()
         trial, storage = self._study.ask(), self._study._storage
         with get_heartbeat_thread(trial._trial_id, storage):
-            if isinstance(storage, BaseHeartbeat):  # not left to Optuna's thread, which begins some time
-                storage.record_heartbeat(trial._trial_id)
-            trial.set_user_attr(WORKER, this_process())
-            began()
-            if not trial.params or self._is_superfluous(trial, total):
-                self._interrupt(trial)
-                return None
-            known = trial.user_attrs
-            queued = Proposal(dict(trial.params), known.get(PREDICTED), bool(known.get(NUM_EARLIER_RUNS)))
             try:
-                record = measure(trial.number, queued)
+                if isinstance(storage, BaseHeartbeat):  # not left to Optuna's thread, which begins some time
+                    storage.record_heartbeat(trial._trial_id)
+                trial.set_user_attr(WORKER, this_process())
+                began()
+                if not trial.params or self._is_superfluous(trial, total):
+                    self._interrupt(trial)
+                    return None
+                known = trial.user_attrs
+                queued = Proposal(dict(trial.params), known.get(PREDICTED), bool(known.get(NUM_EARLIER_RUNS)))
+                return trial.number if self._store(trial, measure(trial.number, queued)) else None
             except WorkerLostError:
                 self._interrupt(trial)
                 self._queue_again(self._study, self._study.trials[trial.number])
@@ -193,7 +193,6 @@ class StoredStudy:
             except BaseException:
                 self._interrupt(trial)
                 raise
-            return trial.number if self._store(trial, record) else None
 
     def add(self, choice: Choice, space: Space, record: FrozenTrial) -> bool:
         """Store a run that was measured outside of the queue; return False if its configuration is taken."""
