@@ -1,5 +1,6 @@
 """The settings of a plan, and the cards and budgets that they mean."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,9 @@ from pipeline.prediction.card_processes import is_of_this_machine
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.simulation.links import SEVERAL, Links, find_link
+
+BETWEEN_CARDS = re.compile(r";|,(?![^,;]*=)")
+"""What separates cards: a comma before a word with = is of a card in words."""
 
 
 class PlanSettings(SpaceSettings):
@@ -93,16 +97,7 @@ def targets(text: str, nums_gpus: Sequence[int] = ()) -> list[Hardware]:
         InvalidInputError: there is no such card, or `nums_gpus` are given and it is none, or its name says a number.
 
     """
-    names: list[str] = []
-    for group in text.split(";"):
-        card, *words = group.split(",")
-        names.append(card)
-        for word in words:
-            if "=" in word:
-                names[-1] += f",{word}"
-            else:
-                names.append(word)
-    devices = [target_of(name.strip()) for name in names]
+    devices = [target_of(name.strip()) for name in BETWEEN_CARDS.split(text)]
     return [_several(device, number) for device in devices for number in nums_gpus] if nums_gpus else devices
 
 
