@@ -56,7 +56,23 @@ class CommandProblem(Problem):
 
     def unpredicted(self, choices: Sequence[Choice]) -> list[Candidate]:
         """Return each configuration with assumed work, in their order."""
-        return [_unpredicted(choice, self.runnable(choice), is_simulated=self.card is not None) for choice in choices]
+        return list(map(self._unpredicted, choices))
+
+    def _unpredicted(self, choice: Choice) -> Candidate:
+        command = self.runnable(choice)
+        size, num_passes = command.micro_batch_size or 1, command.accumulation_steps or 1
+        return Candidate(
+            choice=choice,
+            micro_batch_size=size,
+            num_passes=num_passes,
+            num_tokens=float(command.effective_batch_size),
+            pass_work=Work({"float32": WORK_OF_SEQUENCE * size}, num_kernels=KERNELS_OF_PASS),
+            update_work=UPDATE_WORK,
+            is_work_known=self.card is None,
+            predicted_bytes=None,
+            is_expected=True,
+            untraced=frozenset(choice.keys() - {MICRO_BATCH}),
+        )
 
     def predicted(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the candidates with the memory and the work of their commands on the simulated card."""
@@ -104,8 +120,7 @@ class CommandProblem(Problem):
 
     def verified(self, choice: Choice) -> Command:
         """Return the command of a configuration with as many steps as an answer is verified for."""
-        settings = self.settings.model_copy(update={"num_steps": self.settings.verify_steps})
-        return command_of(settings, self.template, choice, self.base.device, self.base.budget_bytes)
+        return replace(self.runnable(choice), num_steps=self.settings.verify_steps)
 
     def summary(self, runnable: Runnable, result: Result) -> Summary:
         """Return the summary metrics of a run, with its peaks on the simulated card.
@@ -290,22 +305,6 @@ def _notes(template: Template, space: Space, card: Card | None, device: torch.de
         times = "" if device.type == "cuda" else f", times are of {device_name(device)}"
         where = [f"memory is that of a simulated {card.name}{times}"]
     return (f"searched: {searched}", *where, *([EXPANDED] if template.looks_expanded else []))
-
-
-def _unpredicted(choice: Choice, command: Command, *, is_simulated: bool) -> Candidate:
-    size, num_passes = command.micro_batch_size or 1, command.accumulation_steps or 1
-    return Candidate(
-        choice=choice,
-        micro_batch_size=size,
-        num_passes=num_passes,
-        num_tokens=float(command.effective_batch_size),
-        pass_work=Work({"float32": WORK_OF_SEQUENCE * size}, num_kernels=KERNELS_OF_PASS),
-        update_work=UPDATE_WORK,
-        is_work_known=not is_simulated,
-        predicted_bytes=None,
-        is_expected=True,
-        untraced=frozenset(choice.keys() - {MICRO_BATCH}),
-    )
 
 
 def _candidate(candidate: Candidate, outcome: Predicted) -> Candidate:
