@@ -99,27 +99,19 @@ def make_plan(given: Mapping[str, Any]) -> PlanFindings:
         lengths_up_to = largest_length(Experiment(validate(AllSettings, {**values, LENGTH: MULTIPLE}, "plan")))
         values[LENGTH] = min(EXAMPLE_LENGTH, lengths_up_to)
     batches = [values | {"effective_batch_size": size} for size in dict.fromkeys(own.effective_batch_sizes)] or [values]
-    planned, spaces = [], []
+    planned = []
     for target, batch in itertools.product(devices, batches):
+        price_per_hour(target, own.prices)  # a wrong name is said before predictions
         all_ranks = {"world_size": target.count} if own.gpus else {}
-        planned.append((target, {**batch, **all_ranks}))
-        spaces.append(read_space(own, {**batch, **all_ranks}, {**given, **all_ranks}, "plan", target))
-    shared, space = spaces[0]
+        of_card = {**batch, **all_ranks}
+        planned.append((target, of_card, *read_space(own, of_card, {**given, **all_ranks}, "plan", target)))
+    _, _, shared, space = planned[0]
     for name in ("model", "effective_batch_size"):
         if name in space.dimensions:
             raise InvalidInputError(
                 f"all configurations of a plan share {name}, so it cannot be a dimension; make a plan for each value"
             )
-    prices = [price_per_hour(target, own.prices) for target, _ in planned]  # a wrong name is said before predictions
-    cards = tuple(
-        replace(
-            _card_plan(target, budget, batch, space, own, lengths_up_to),
-            effective_batch_size=batch["effective_batch_size"] if own.effective_batch_sizes else None,
-            num_cards=(target.count or 1) if target.kind == "cuda" else 1,
-            price_per_hour=price,
-        )
-        for (target, batch), (_, space), price in zip(planned, spaces, prices, strict=True)
-    )
+    cards = tuple(_card_plan(target, budget, batch, space, own, lengths_up_to) for target, batch, _, space in planned)
     if not any(card.rows for card in cards):
         raise InvalidInputError("\n".join(map(_why_nothing, cards)))
     if len(cards) == 1:
@@ -245,6 +237,9 @@ def _card_plan(
         skipped=sentences(refusals) if rows else (*unpredicted, *refusals),
         breakdown=None,
         notes=tuple(note for note in notes if note),
+        effective_batch_size=values["effective_batch_size"] if own.effective_batch_sizes else None,
+        num_cards=(target.count or 1) if target.kind == "cuda" else 1,
+        price_per_hour=price_per_hour(target, own.prices),
         num_configurations=None if len(rows) + len(causes) == len(experiments) else len(experiments),
         lengths_up_to=lengths_up_to,
         gpus_per_host=links.gpus_per_host if links else GPUS_PER_MACHINE,
