@@ -95,11 +95,9 @@ def probability_of_fit(
     deviation_N = np.hypot(error.deviation_N, [EXPECTED * one.is_expected for one in candidates])
     unpredicted = [number for number, candidate in enumerate(candidates) if candidate.predicted_bytes is None]
     if unpredicted:
-        measured = _of_measured_peaks(candidates, peak_bytes, budget_bytes, lower_bounds_bytes or {})
-        excess_N[unpredicted], deviation_N[unpredicted] = (
-            measured.mean_N[unpredicted],
-            measured.deviation_N[unpredicted],
-        )
+        by_peaks = _of_measured_peaks(candidates, peak_bytes, budget_bytes, lower_bounds_bytes or {})
+        excess_N[unpredicted] = by_peaks.mean_N[unpredicted]
+        deviation_N[unpredicted] = by_peaks.deviation_N[unpredicted]
     probability_N = ndtr(-excess_N / np.maximum(deviation_N, NOISE))
     return np.where(probability_N < NEGLIGIBLE_PROBABILITY, 0.0, probability_N)
 
