@@ -14,12 +14,12 @@ from typing import Any
 import yaml
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, WORLD_SIZE, names_file
+from pipeline.config.command import ACCUMULATION, names_file
 from pipeline.config.command_options import with_option
 from pipeline.config.known_command import KnownCommand, Lever
 from pipeline.config.patched_file import FORMATS, PatchedFile, read_patched_file
 from pipeline.config.settings import discover
-from pipeline.config.space import MICRO_BATCH, Choice, Value
+from pipeline.config.space import MICRO_BATCH, Value
 
 PLACEHOLDER = re.compile(r"\{(?P<flag>--)?(?P<name>[A-Za-z_][\w.-]*)(?::(?P<values>[^{}]*))?\}")
 EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
@@ -57,7 +57,6 @@ class Template:
 
         """
         found: dict[str, tuple[Value, ...]] = {}
-        files = {file.path for file in self.patches}
         texts = [text for keys in self.patches.values() for text in keys.values()]
         for text in (*self.words, *texts):
             for match in PLACEHOLDER.finditer(text):
@@ -68,7 +67,7 @@ class Template:
                         f"the placeholder {{{name}}} has values in two places, {_written(known)} and "
                         f"{_written(values)}; write them behind the first alone, or give one of them another name"
                     )
-                if name not in files:
+                if name not in self._paths:
                     found[name] = known or values
         return {**found, **self.variables}
 
@@ -77,20 +76,20 @@ class Template:
 
         A placeholder without a value stays as it is written.
         """
-        known = self._with_files(values)
-        return tuple(filled for word in self.words for filled in _filled(word, known))
+        return tuple(filled for word in self.words for filled in _filled(word, {**values, **self._paths}))
 
     def files_with(self, values: Mapping[str, Value]) -> dict[str, str]:
         """Return the text of each patched file, by its name in the command."""
-        known = self._with_files(values)
+        known = {**values, **self._paths}
         return {
             file.path: file.with_values({key: _value_of(_replaced(text, known)) for key, text in texts.items()})
             for file, texts in self.patches.items()
         }
 
-    def _with_files(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """Return values with those of placeholders that name a patched file."""
-        return {**values, **{file.path: file.path for file in self.patches}}
+    @property
+    def _paths(self) -> dict[str, Value]:
+        """The values of placeholders that name a patched file."""
+        return {file.path: file.path for file in self.patches}
 
     def environment_with(self, values: Mapping[str, Value]) -> dict[str, str]:
         """Return the environment variables that have a value."""
@@ -124,14 +123,6 @@ def files_of(words: Iterable[str]) -> list[Path]:
     """Return the files that words of a command are, or that follow their `=`."""
     names = [name for word in words for name in (word, word.partition("=")[2])]
     return [Path(name) for name in names if os.path.isfile(name)]  # noqa: PTH113  # also of words that no path may be
-
-
-def derived_values(choice: Choice, effective_batch_size: int, world_size: int) -> dict[str, Value]:
-    """Return the values of the placeholders that follow from a choice."""
-    found: dict[str, Value] = {EFFECTIVE_BATCH: effective_batch_size, WORLD_SIZE: world_size}
-    if MICRO_BATCH in choice:
-        found[ACCUMULATION] = effective_batch_size // (int(str(choice[MICRO_BATCH])) * world_size)
-    return found
 
 
 def make_template(command: str, patch: str | None, variables: str | None, asked_for: Iterable[str] = ()) -> Template:

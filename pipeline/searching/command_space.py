@@ -10,7 +10,7 @@ import torch
 from pipeline.base.errors import InvalidInputError, close_to, did_you_mean
 from pipeline.base.units import divisors
 from pipeline.config.command import ACCUMULATION, EFFECTIVE_BATCH, WORLD_SIZE, Command
-from pipeline.config.command_template import Template, derived_values
+from pipeline.config.command_template import Template
 from pipeline.config.known_command import Lever, scripts_of
 from pipeline.config.space import MICRO_BATCH, Choice, Value, size_of, why_not_included
 from pipeline.searching.settings import CommandSearchSettings
@@ -108,10 +108,11 @@ def command_of(
 
     """
     world_size = world_size_of(settings, template, choice)
-    derived = derived_values(choice, settings.effective_batch_size, world_size)
-    if ACCUMULATION in template.placeholders and ACCUMULATION not in derived:
+    values = {EFFECTIVE_BATCH: settings.effective_batch_size, WORLD_SIZE: world_size, **choice}
+    if MICRO_BATCH in choice:
+        values.setdefault(ACCUMULATION, settings.effective_batch_size // (size_of(choice) * world_size))
+    elif ACCUMULATION in template.placeholders:
         raise InvalidInputError("{accumulation_steps} follows from {micro_batch_size}, which is missing; add it")
-    values = {**derived, **choice}
     return Command(
         words=template.words_with(values),
         files=template.files_with(values),
