@@ -105,7 +105,11 @@ def reachable(url: str, kind: type[Exception]) -> Iterator[None]:
     except kind as error:
         cause = error.__cause__ or error
         if isinstance(cause, ImportError):  # the driver, or what it needs
-            raise InvalidInputError(_without_driver(url, cause.name or "psycopg")) from error
+            module = cause.name or "psycopg"
+            package = "'.[postgresql]' in the checkout" if module == "psycopg" else f"'{module}'"
+            raise InvalidInputError(
+                f"storage={url} needs the package {module}, which is not installed; pip install {package}"
+            ) from error
         first = first_line(getattr(cause, "orig", None) or cause)
         default = "the same command resumes the search once it is, or set storage=sqlite:///optuna.db"
         remedy = next((remedy for part, remedy in REMEDIES.items() if part in first), default)
@@ -249,8 +253,3 @@ def _refuse_old(url: sqlalchemy.URL, version: tuple[int, ...]) -> None:
             f"storage must be PostgreSQL {OLDEST_POSTGRESQL} or newer, and the server at {url.host or 'the socket'} is "
             f"{'.'.join(map(str, version))}; name another server, or set storage=sqlite:///optuna.db"
         )
-
-
-def _without_driver(url: str, module: str) -> str:
-    package = "'.[postgresql]' in the checkout" if module == "psycopg" else f"'{module}'"
-    return f"storage={url} needs the package {module}, which is not installed; pip install {package}"
