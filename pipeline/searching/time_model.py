@@ -99,7 +99,7 @@ class TimeModel:
     def kinds(self) -> list[str]:
         """The kinds of work in the order of their parameters: those that any candidate has."""
         works = [work for one in self.candidates for work in (one.pass_work, one.update_work)]
-        others = [name for name in OTHER_KINDS[self.kind] if any(amounts([work], [name]).any() for work in works)]
+        others = [name for name in OTHER_KINDS[self.kind] if any(_amount(work, name) for work in works)]
         return sorted({name for work in works for name in work.matrix_flops}) + others
 
     @cached_property
@@ -124,11 +124,13 @@ class TimeModel:
     @cached_property
     def _amounts(self) -> tuple[Matrix, Matrix, Vector, Vector]:
         """The work of a pass and of the update, the host's last, the number of passes, and the tokens of a step."""
-        columns = [*self.kinds, *(COUNTED[name] for name in CALLS)]
-        of_pass_NK = amounts([one.pass_work for one in self.candidates], columns)
-        of_update_NK = amounts([one.update_work for one in self.candidates], columns)
-        passes = np.array([one.num_passes for one in self.candidates], float)
-        tokens = np.array([one.num_tokens for one in self.candidates], float)
+        candidates, columns = self.candidates, [*self.kinds, *(COUNTED[name] for name in CALLS)]
+        of_pass_NK = np.array([[_amount(one.pass_work, kind) for kind in columns] for one in candidates], float)
+        of_update_NK = np.array(
+            [[_amount(one.update_work, kind) for kind in columns] for one in self.candidates], float
+        )
+        passes = np.array([one.num_passes for one in candidates], float)
+        tokens = np.array([one.num_tokens for one in candidates], float)
         return of_pass_NK, of_update_NK, passes, tokens
 
     def evaluate(self, parameters: Vector, numbers: Sequence[int] | slice = slice(None)) -> tuple[Vector, Matrix]:
@@ -143,17 +145,12 @@ class TimeModel:
         return rate + np.log(seconds / tokens), slopes_NP
 
 
-def amounts(works: Sequence[Work], kinds: Sequence[str]) -> Matrix:
-    """Return the amount of each kind of work: works x kinds."""
-    columns = [
-        [getattr(work, kind) for work in works]
-        if kind in OTHER_AMOUNTS
-        else [sum(work.sent_bytes.values()) for work in works]
-        if kind == "sent_bytes"
-        else [work.matrix_flops.get(kind, 0.0) for work in works]
-        for kind in kinds
-    ]
-    return np.array(columns, float).T
+def _amount(work: Work, kind: str) -> float:
+    """Return how much work there is of a kind."""
+    if kind == "sent_bytes":
+        return sum(work.sent_bytes.values())
+    amount: float = getattr(work, kind) if kind in OTHER_AMOUNTS else work.matrix_flops.get(kind, 0.0)
+    return amount
 
 
 @dataclass(frozen=True)
