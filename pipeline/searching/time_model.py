@@ -71,12 +71,10 @@ COSTS = {
         "python_call": (19.7, 1.0),
     },
 }
-"""The same for the cost of one unit of each kind of work, relative to that FLOP; that of attention is relative to the
-cost of a product in its format."""
+"""The same for the cost of one unit of each kind of work that counts, relative to that FLOP; that of attention is
+relative to the cost of a product in its format."""
 COUNTED = {"launch": "num_kernels", "python_call": "num_python_calls"}
 """The fields of Work that count the calls on the host."""
-OTHER_KINDS = {"cpu": ("moved_bytes", "host_bytes"), "cuda": ("moved_bytes", "num_kernels", "host_bytes", "sent_bytes")}
-"""Kinds of work besides the FLOPs of matrix products and calls on the host, by kind of device."""
 UPDATE = (0.0, 1.0)
 """The same for the update, relative to the cost of its work."""
 LAUNCH_STARTS = (-2.0, 1.0, 4.0)
@@ -97,22 +95,22 @@ class TimeModel:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """The kinds of work in the order of their parameters: those that any candidate has."""
+        """The kinds of work in the order of their parameters: those that any candidate has, and the host's last."""
         works = [work for one in self.candidates for work in (one.pass_work, one.update_work)]
-        others = [name for name in OTHER_KINDS[self.kind] if any(_amount(work, name) for work in works)]
-        return sorted({name for work in works for name in work.matrix_flops}) + others
+        others = [name for name in COSTS[self.kind] if name in (*OTHER_AMOUNTS, "sent_bytes")]
+        others = [name for name in others if any(_amount(work, name) for work in works)]
+        return [*sorted({name for work in works for name in work.matrix_flops}), *others, *CALLS]
 
     @cached_property
     def prior(self) -> tuple[Vector, Vector]:
         """The prior means and standard deviations of the parameters."""
-        calls = [COSTS[self.kind][name] for name in CALLS]
-        pairs = np.array([RATE, *map(self._cost, self.kinds), *calls, UPDATE])
+        pairs = np.array([RATE, *map(self._cost, self.kinds), UPDATE])
         return pairs[:, 0], pairs[:, 1]
 
     @property
     def launch(self) -> int:
         """The number of the parameter of a launch."""
-        return 1 + len(self.kinds) + CALLS.index("launch")
+        return 1 + self.kinds.index("launch")
 
     def _cost(self, kind: str) -> tuple[float, float]:
         """Return the prior mean and standard deviation of the logarithm of the relative cost of a kind of work."""
@@ -123,12 +121,10 @@ class TimeModel:
 
     @cached_property
     def _amounts(self) -> tuple[Matrix, Matrix, Vector, Vector]:
-        """The work of a pass and of the update, the host's last, the number of passes, and the tokens of a step."""
-        candidates, columns = self.candidates, [*self.kinds, *(COUNTED[name] for name in CALLS)]
-        of_pass_NK = np.array([[_amount(one.pass_work, kind) for kind in columns] for one in candidates], float)
-        of_update_NK = np.array(
-            [[_amount(one.update_work, kind) for kind in columns] for one in self.candidates], float
-        )
+        """The work of a pass and of the update, the number of passes, and the tokens of a step."""
+        candidates, kinds = self.candidates, self.kinds
+        of_pass_NK = np.array([[_amount(one.pass_work, kind) for kind in kinds] for one in candidates], float)
+        of_update_NK = np.array([[_amount(one.update_work, kind) for kind in kinds] for one in candidates], float)
         passes = np.array([one.num_passes for one in candidates], float)
         tokens = np.array([one.num_tokens for one in candidates], float)
         return of_pass_NK, of_update_NK, passes, tokens
@@ -149,7 +145,8 @@ def _amount(work: Work, kind: str) -> float:
     """Return how much work there is of a kind."""
     if kind == "sent_bytes":
         return sum(work.sent_bytes.values())
-    amount: float = getattr(work, kind) if kind in OTHER_AMOUNTS else work.matrix_flops.get(kind, 0.0)
+    name = COUNTED.get(kind, kind)
+    amount: float = getattr(work, name) if name in OTHER_AMOUNTS else work.matrix_flops.get(kind, 0.0)
     return amount
 
 
