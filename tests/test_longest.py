@@ -56,15 +56,14 @@ def test_the_length_that_is_found_is_the_longest_that_fits(
         asked.append(length)
         return cast(Prediction, MadeUp(fixed + (length**2 if squared else 10_000 * length)))
 
-    found, at, beyond = largest_fitting(lengths, predicted, budget)
+    found, at, next_peak_bytes = largest_fitting(lengths, predicted, budget)
     fitting = [length for length in lengths if predicted(length).fits(budget)]
     num_asked = len(asked) - len(lengths)
-    assert found == (fitting[-1] if fitting else None)
-    assert at == predicted(fitting[-1] if fitting else lengths[0])
-    if len(fitting) < len(lengths):
-        assert beyond == predicted(lengths[max(len(fitting), 0)])
+    assert found == (fitting[-1] if fitting else lengths[0]) and at == predicted(found)
+    if 0 < len(fitting) < len(lengths):
+        assert next_peak_bytes == predicted(lengths[len(fitting)]).peak_bytes
     else:
-        assert beyond is None
+        assert next_peak_bytes is None
     assert num_asked <= 2 + 2 * len(lengths).bit_length()
 
 

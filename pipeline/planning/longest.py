@@ -84,23 +84,22 @@ def _longest(experiment: Experiment, target: Hardware, budget_bytes: int) -> Lon
     supported = [length for length in lengths if with_length(length).unsupported(target) is None]
     if not supported:
         raise InvalidInputError(str(with_length(lengths[-1]).unsupported(target)))
-    length, found, beyond = largest_fitting(supported, predicted, budget_bytes)
-    next_peak_bytes = None if length is None or beyond is None else beyond.peak_bytes
-    return Longest(with_length(length or supported[0]), found, next_peak_bytes)
+    length, found, next_peak_bytes = largest_fitting(supported, predicted, budget_bytes)
+    return Longest(with_length(length), found, next_peak_bytes)
 
 
 def largest_fitting(
     lengths: list[int], predicted: Callable[[int], Prediction], budget_bytes: int
-) -> tuple[int | None, Prediction, Prediction | None]:
-    """Return the largest length that fits where the next one does not, and the predictions of both.
+) -> tuple[int, Prediction, int | None]:
+    """Return the largest length that fits, its prediction, and the peak of the next one, which does not fit.
 
-    The first is None if the smallest does not fit, the last is None if the largest fits. Memory grows with the length,
-    most of it in proportion: the next guess is where a straight line meets the budget, or the middle.
+    The last is None if the largest fits, or if the smallest does not, which is then returned. Memory grows with the
+    length, most of it in proportion: the next guess is where a straight line meets the budget, or the middle.
     """
     low, high = 0, len(lengths) - 1
     fitting = predicted(lengths[low])
     if not fitting.fits(budget_bytes):
-        return None, fitting, fitting
+        return lengths[low], fitting, None
     beyond = fitting if high == low else predicted(lengths[high])
     if beyond.fits(budget_bytes):
         return lengths[high], beyond, None
@@ -115,7 +114,7 @@ def largest_fitting(
         else:
             high, beyond = middle, guess
         is_middle = not is_middle and high - low > width / 2
-    return lengths[low], fitting, beyond
+    return lengths[low], fitting, beyond.peak_bytes
 
 
 def _share(low_bytes: int, high_bytes: int, budget_bytes: int) -> float:
