@@ -20,13 +20,13 @@ def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardwa
     """
     others = ((Experiment(one.settings.model_copy(update=WITHOUT)), one, peak) for one, peak in predicted)
     possible = [
-        (peak, number, other, one)
-        for number, (other, one, peak) in enumerate(others)
+        (peak, other, one)
+        for other, one, peak in others
         if one.settings.max_grad_norm is not None and other.unsupported(target) is None
     ]
     if not possible:
         return None
-    before, _, other, one = min(possible, key=lambda each: each[:2])
+    before, other, one = min(possible, key=lambda each: each[0])
     try:
         [(_, prediction)] = predict_each([other], target, budget_bytes=budget_bytes)
     except Exception:  # of any model on fake tensors: a sentence more is not worth the plan or the search
