@@ -1,7 +1,6 @@
 """What other tools call Fitproof's settings, and how their configuration files are recognized."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,26 +65,18 @@ NUM_NAMED = 6
 """Keys of another tool's file that are named with Fitproof's names for them."""
 
 
-@dataclass(frozen=True)
-class Tool:
-    """Another tool that has configuration files."""
+TOOLS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "Accelerate": ("accelerate launch --config_file {file} train.py", ("compute_environment",)),
+    "DeepSpeed": ("deepspeed train.py --deepspeed {file}", ("zero_optimization", "train_micro_batch_size_per_gpu")),
+    "axolotl": ("axolotl train {file}", ("base_model",)),
+    "LLaMA-Factory": ("llamafactory-cli train {file}", ("stage", "finetuning_type", "cutoff_len", "template")),
+    "TRL": ("trl sft --config {file}", ("model_name_or_path",)),
+    "Trainer": ("python train.py", ("per_device_train_batch_size", "gradient_accumulation_steps")),
+}
+"""Other tools that have configuration files, each with what trains with one, and keys of which its files have one.
 
-    name: str
-    command: str
-    """Trains with the file {file}."""
-    keys: tuple[str, ...]
-    """Keys of which its files have one, and those of the tools below none."""
-
-
-TOOLS = (
-    Tool("Accelerate", "accelerate launch --config_file {file} train.py", ("compute_environment",)),
-    Tool("DeepSpeed", "deepspeed train.py --deepspeed {file}", ("zero_optimization", "train_micro_batch_size_per_gpu")),
-    Tool("axolotl", "axolotl train {file}", ("base_model",)),
-    Tool("LLaMA-Factory", "llamafactory-cli train {file}", ("stage", "finetuning_type", "cutoff_len", "template")),
-    Tool("TRL", "trl sft --config {file}", ("model_name_or_path",)),
-    Tool("Trainer", "python train.py", ("per_device_train_batch_size", "gradient_accumulation_steps")),
-)
-"""The first whose keys a file has is the one that it is for."""
+The first whose keys a file has is the one that it is for.
+"""
 
 
 def names_for(name: str) -> tuple[str, ...]:
@@ -95,12 +86,13 @@ def names_for(name: str) -> tuple[str, ...]:
 
 def foreign_configuration(file: Path, values: Mapping[str, Any]) -> str | None:
     """Return that a configuration file is for another tool, and what to do; None if it is not."""
-    tool = next((one for one in TOOLS if not values.keys().isdisjoint(one.keys)), None)
-    if tool is None:
+    tools = [(name, command) for name, (command, keys) in TOOLS.items() if not values.keys().isdisjoint(keys)]
+    if not tools:
         return None
+    tool, command = tools[0]
     known = [f"{name} is {found[0]}" for name in values if (found := names_for(name))]
     return (
-        f"{file} is a configuration of {tool.name}, which Fitproof does not read: fitproof simulate --gpu CARD -- "
-        f"{tool.command.format(file=file)} says what it needs"
+        f"{file} is a configuration of {tool}, which Fitproof does not read: fitproof simulate --gpu CARD -- "
+        f"{command.format(file=file)} says what it needs"
         + (f"; to write it for Fitproof, {', '.join(known[:NUM_NAMED])}" if known else "")
     )
