@@ -21,14 +21,7 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import AUTO_MODEL, Experiment
 from pipeline.config.given import dotted, validate
 from pipeline.config.settings import AllSettings, default_values
-from pipeline.config.space import (
-    Choice,
-    Space,
-    nothing_left,
-    read_space,
-    sentences,
-    space_values,
-)
+from pipeline.config.space import Choice, Space, nothing_left, read_space, sentences, space_values
 from pipeline.jobs.notes import corpus_notes
 from pipeline.jobs.plan_settings import PlanSettings, budget_bytes_on, check_world_size, price_per_hour, targets
 from pipeline.memory.breakdown import Breakdown

@@ -20,15 +20,7 @@ from pipeline.config.given import dotted, merged, nested, validate
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
 from pipeline.config.space import Choice, read_space, sentences, space_values
 from pipeline.config.user_techniques import is_user_technique
-from pipeline.memory.device import (
-    device_name,
-    equal_gpus,
-    find_device,
-    free_bytes,
-    hardware_of,
-    is_named,
-    total_bytes,
-)
+from pipeline.memory.device import device_name, equal_gpus, find_device, free_bytes, hardware_of, is_named, total_bytes
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.planning.promising import FEWEST
 from pipeline.prediction.patches import notes_on

@@ -196,10 +196,15 @@ def refuted(runs: Iterable[Trial]) -> list[Mapping[str, Any]]:
     return [one.choice for one in runs if one.source != TRIAL and one.outcome != Outcome.OK]
 
 
+def standing(runs: Sequence[Trial]) -> list[Trial]:
+    """Return one trial for each configuration that no verification refuted."""
+    failed = refuted(runs)
+    return [row for row in one_per_configuration(trials_in(runs)) if row.choice not in failed]
+
+
 def best_trial(runs: Sequence[Trial]) -> Trial | None:
     """Return the trial that stands for the fastest configuration that fits, and that no verification refuted."""
-    failed = refuted(runs)
-    fitting = (row for row in one_per_configuration(trials_in(runs)) if row.fits and row.choice not in failed)
+    fitting = (row for row in standing(runs) if row.fits)
     return max(fitting, key=lambda row: speed_of(row.choice, runs), default=None)
 
 
@@ -211,9 +216,7 @@ def best_speed(runs: Sequence[Trial]) -> float | None:
 
 def pareto_front(runs: Sequence[Trial]) -> list[Trial]:
     """Return the measured configurations that are not dominated in memory and throughput, by ascending peak."""
-    failed = refuted(runs)
-    found = [row for row in measured(one_per_configuration(trials_in(runs))) if row.choice not in failed]
-    return front_of(found, lambda row: (row.peak_bytes or 0, -speed_of(row.choice, runs)))
+    return front_of(measured(standing(runs)), lambda row: (row.peak_bytes or 0, -speed_of(row.choice, runs)))
 
 
 def front_of(items: Iterable[Item], cost: Callable[[Item], tuple[float, float]]) -> list[Item]:

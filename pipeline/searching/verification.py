@@ -9,17 +9,7 @@ from pipeline.base.results import Result
 from pipeline.config.space import Choice, size_of
 from pipeline.searching.problem import Problem
 from pipeline.searching.results import Verification
-from pipeline.searching.trials import (
-    ANSWER,
-    PLAIN,
-    Trial,
-    label,
-    one_per_configuration,
-    refuted,
-    speed_of,
-    speeds,
-    trials_in,
-)
+from pipeline.searching.trials import ANSWER, PLAIN, Trial, label, speed_of, speeds, standing
 from pipeline.training.metrics import against_baseline
 from pipeline.training.timing import is_slowed
 
@@ -50,9 +40,7 @@ def verify(problem: Problem, runs: Sequence[Trial], baseline: Baseline, measure:
         return speed_of(one.trial.choice, [*runs, one.trial])
 
     tried: list[VerificationRun] = []
-    failed = refuted(runs)
-    trials = (trial for trial in one_per_configuration(trials_in(runs)) if trial.fits)
-    fitting = [dict(trial.choice) for trial in trials if trial.choice not in failed]
+    fitting = [dict(trial.choice) for trial in standing(runs) if trial.fits]
     for choice in sorted(fitting, key=lambda choice: speed_of(choice, runs), reverse=True):
         if any(speed(one) >= speed_of(choice, runs) for one in tried if one.trial.fits):
             break

@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pipeline.base.technique import Mathematics
-from pipeline.config.known_command import (
-    BATCH_DEFAULTS,
-    BF16,
-    CHECKPOINTING,
-    OF_TRAINER,
-    KnownCommand,
-    Lever,
-)
+from pipeline.config.known_command import BATCH_DEFAULTS, BF16, CHECKPOINTING, OF_TRAINER, KnownCommand, Lever
 
 TRAININGS = ("sft", "dpo", "kto", "reward")
 ON = ("true", "false")
