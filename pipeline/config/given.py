@@ -39,6 +39,17 @@ def validate(kind: type[SettingsClass], values: Mapping[str, Any], entry: str) -
         raise InvalidInputError("\n".join(_explain(kind, detail, entry) for detail in error.errors())) from error
 
 
+def split_off(kind: type[SettingsClass], values: Mapping[str, Any], entry: str) -> tuple[SettingsClass, dict[str, Any]]:
+    """Return an instance of `kind` with those of these values that it has, and the others.
+
+    Raises:
+        InvalidInputError: as validate().
+
+    """
+    own = {name: value for name, value in values.items() if name in kind.model_fields}
+    return validate(kind, own, entry), {name: value for name, value in values.items() if name not in own}
+
+
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ("causal_lm.num_layers", 4) for {"causal_lm": {"num_layers": 4}}."""
     for name, value in settings.items():

@@ -13,7 +13,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.settings import Settings
 from pipeline.config.entry_points import find_file, yaml_file
 from pipeline.config.experiment import AUTO_MODEL, Experiment, make_experiment
-from pipeline.config.given import dotted, merged, nested, validate
+from pipeline.config.given import dotted, merged, nested, split_off
 from pipeline.config.other_names import foreign_configuration
 
 
@@ -112,9 +112,7 @@ def load_entry_point(entry: str, overrides: Mapping[str, Any]) -> EntryPoint:
     """
     given = dict(overrides)
     repeats = {name: given.pop(name) for name in RepeatSettings.model_fields if name in given}
-    values = {**read_yaml(yaml_file(entry)), **repeats}
-    fields = EntryPointSettings.model_fields
-    own = validate(EntryPointSettings, {name: values.pop(name) for name in fields if name in values}, entry)
+    own, values = split_off(EntryPointSettings, {**read_yaml(yaml_file(entry)), **repeats}, entry)
     _refuse_what_every_variant_sets(own, given, entry)
     base = merged(nested(values), given)
     variants = []
@@ -140,7 +138,7 @@ def load_single(entry: str, given: Mapping[str, Any], target: Hardware | None = 
 
     """
     kind = single_settings(entry)
-    own = validate(kind, {name: value for name, value in given.items() if name in kind.model_fields}, entry)
+    own, overrides = split_off(kind, given, entry)
     saving = own.model_dump(exclude={"config"})
     resume = saving.get("resume")
     config = own.config if resume is None or "config" in given else resume / SAVED_CONFIG
@@ -149,7 +147,6 @@ def load_single(entry: str, given: Mapping[str, Any], target: Hardware | None = 
             f"resume must be a folder that save_every wrote, such as runs/.../saved/step_100, and {resume} has no "
             f"{SAVED_CONFIG}; name another"
         )
-    overrides = {name: value for name, value in given.items() if name not in kind.model_fields}
     values = read_config(config)
     if {"effective_batch_size", "micro_batch_size"} <= values.keys():
         values.pop("accumulation_steps", None)  # it follows, also from another world_size

@@ -12,7 +12,7 @@ from pipeline.base.settings import Settings
 from pipeline.base.units import MIB
 from pipeline.config.entry_points import SPACES, yaml_file
 from pipeline.config.experiment import Experiment, family_of, make_experiment
-from pipeline.config.given import dotted, merged, nested, validate
+from pipeline.config.given import dotted, merged, nested, split_off
 from pipeline.config.settings import MODELS
 from pipeline.config.space import FOLLOWING
 from pipeline.config.variants import EntryPoint, Variant, read_config, read_yaml
@@ -137,11 +137,9 @@ def run_finetune(given: Mapping[str, Any], console: Console) -> "Finetuned":
 
 def _read(given: Mapping[str, Any]) -> tuple[KindsSettings, FinetuneSettings, dict[str, Any], dict[str, Any]]:
     """Return the kinds, what is asked for, the settings that all share, and those of the search's length alone."""
-    values = read_yaml(yaml_file(ENTRY))
-    fields = KindsSettings.model_fields
-    own = validate(KindsSettings, {name: values.pop(name) for name in fields if name in values}, ENTRY)
-    settings = {"space": own.compared.space, **given}  # a search without a space of the user's has that of search.yaml
-    asked = validate(FinetuneSettings, {k: v for k, v in settings.items() if k in FinetuneSettings.model_fields}, ENTRY)
+    own, values = split_off(KindsSettings, read_yaml(yaml_file(ENTRY)), ENTRY)
+    # a search without a space of the user's has that of search.yaml
+    asked, _ = split_off(FinetuneSettings, {"space": own.compared.space, **given}, ENTRY)
     _check(own, asked.kind, given)
     of_config = _of_config(own, given)
     length = {name: of_config.pop(name) for name in LENGTH if name in of_config}

@@ -19,7 +19,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.base.progress import progress
 from pipeline.base.units import MIB
 from pipeline.config.experiment import AUTO_MODEL, Experiment
-from pipeline.config.given import dotted, validate
+from pipeline.config.given import dotted, split_off, validate
 from pipeline.config.settings import AllSettings, default_values
 from pipeline.config.space import Choice, Space, nothing_left, read_space, sentences, space_values
 from pipeline.jobs.notes import corpus_notes
@@ -165,8 +165,7 @@ def _read(given: Mapping[str, Any]) -> tuple[PlanSettings, dict[str, Any]]:
                 f"{LENGTH}={AUTO_LENGTH} finds the length of each configuration, and {LENGTH} is a dimension too; "
                 "leave one of them out"
             )
-    own = {name: values.pop(name) for name in PlanSettings.model_fields if name in values}
-    return validate(PlanSettings, own, "plan"), values
+    return split_off(PlanSettings, values, "plan")
 
 
 def _card_plan(

@@ -16,7 +16,7 @@ from pipeline.base.user_functions import module_digest
 from pipeline.config.command import Runnable
 from pipeline.config.configurations import TECHNIQUE_SETTINGS, Configurations, why_refused
 from pipeline.config.experiment import VARYING, Experiment, make_experiment, why_untimed
-from pipeline.config.given import dotted, merged, nested, validate
+from pipeline.config.given import dotted, merged, nested, split_off
 from pipeline.config.settings import TECHNIQUES, RunSettings, default_values
 from pipeline.config.space import Choice, read_space, sentences, space_values
 from pipeline.config.user_techniques import is_user_technique
@@ -148,8 +148,7 @@ def make_experiment_problem(given: Mapping[str, Any]) -> ExperimentProblem:
         InvalidInputError: a setting, a dimension or one of its values is wrong, or the device supports none of them.
 
     """
-    values = space_values("search", given)
-    own = validate(SearchSettings, {k: values.pop(k) for k in SearchSettings.model_fields if k in values}, "search")
+    own, values = split_off(SearchSettings, space_values("search", given), "search")
     if own.budget == "none":
         raise InvalidInputError("a search needs a budget, and budget is none; set budget=auto, or one such as 8GiB")
     text = str(values.get("device", RunSettings.model_fields["device"].default))
