@@ -54,11 +54,10 @@ Rates = Mapping[str, float]
 def _rates(
     *, float32: float, tf32: float, half: float, float8: float, attention: float, half_attention: float, **others: float
 ) -> Rates:
-    """Return the rates in the order of KINDS; `others` are those of what is no FLOP."""
+    """Return the rates by kind of work; `others` are those of what is no FLOP."""
     products = float32, tf32, half, half, float8
     attentions = attention, attention, half_attention, half_attention, half_attention
-    flops = dict(zip((*FORMATS, *ATTENTIONS), (*products, *attentions), strict=True))
-    return {kind: flops[kind] if kind in flops else others[kind] for kind in KINDS}
+    return {**dict(zip((*FORMATS, *ATTENTIONS), (*products, *attentions), strict=True)), **others}
 
 
 def _of_link(link: Link) -> Rates:
@@ -201,7 +200,7 @@ def step_time_on(card: Hardware, passes: Work | None, update: Work | None) -> St
 def rate_costs(hardware: Hardware, link: Link | None = None) -> list[float]:
     """Return the costs on a device that reaches its rates, by the kinds of step_time, in seconds."""
     rates = {**rates_of(hardware), **(_of_link(link) if link else {})}
-    return [1 / rate for rate in rates.values()]
+    return [1 / rates[kind] for kind in KINDS]
 
 
 @lru_cache
