@@ -71,7 +71,7 @@ class Trial:
     @property
     def tokens_per_second(self) -> float | None:
         """Throughput, of a command in samples per second; None if the run did not complete."""
-        return speed_in(self.metrics) if self.outcome in ("ok", "over_budget") else None
+        return speed_in(self.metrics) if Outcome(self.outcome).completed else None
 
     @property
     def speed_text(self) -> str:
