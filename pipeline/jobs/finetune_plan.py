@@ -60,7 +60,8 @@ def plan_each(
             advance(1, f"last: {name}")
     if not plans:
         by_reason = grouped((str(reason), name) for name, reason in reasons.items())
-        raise InvalidInputError("\n".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()))
+        named = [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+        raise InvalidInputError("\n".join(named if len(named) > 1 else by_reason))
     return plans, reasons
 
 
