@@ -100,7 +100,7 @@ class Problem(ABC):
         """
         kept = self.other_training(choice)
         plain = {**self.space.plain_values(self.defaults), **kept}
-        alike = self.space.with_values(kept)
+        alike = (one for one in self.space.choices if kept.items() <= one.items())
         nearest = min(alike, key=lambda one: sum(one[name] != value for name, value in plain.items()), default=None)
         return [] if nearest is None else self.space.with_values({name: nearest[name] for name in plain})
 
