@@ -85,7 +85,10 @@ def run_comparison(plan: EntryPoint, console: Console) -> "ComparisonFindings":
             if measuring.rows:
                 measuring.send_times()
                 findings = whole or replace(measuring.findings(), interrupted=measuring.progress)
-                _report(findings, job, console)
+                with progress("making the report"):
+                    from pipeline.jobs.publish import publish
+
+                publish(findings, job, console)
         job.succeeded = findings.any_completed
     return findings
 
@@ -307,14 +310,6 @@ def summarize(experiment: Experiment, baseline: Row | None, result: Result) -> S
         return own
     compared = against_baseline(result, dict(own.metrics), baseline.result, dict(baseline.metrics))
     return replace(own, metrics={**own.metrics, **compared})
-
-
-def _report(findings: "ComparisonFindings", job: Job, console: Console) -> None:
-    """Print and log the report."""
-    with progress("making the report"):
-        from pipeline.jobs.publish import publish
-
-    publish(findings, job, console)
 
 
 def _with_predictions(plan: EntryPoint, findings: "ComparisonFindings") -> "ComparisonFindings":
