@@ -85,9 +85,10 @@ def _check_files(entry: str, words: list[str]) -> None:
     if asks_for_help(own):
         return
     for name, kind in EXISTING.items():
-        unless_given = str(BEST_FILE) if (entry, name) == ("export", "config") else "none"
-        value = value_of(name, own) or unless_given
-        if value != "none" and not _exists(Path(value)):
+        value = value_of(name, own)
+        if value is None and (entry, name) == ("export", "config"):
+            value = str(BEST_FILE)
+        if value not in (None, "", "none") and not _exists(Path(value)):
             raise InvalidInputError(
                 f"{value} must be a readable {kind} ({os.strerror(errno.ENOENT)}); check the path in {name}"
             )

@@ -17,6 +17,7 @@ CASES = [
     (["foo"], "no entry point is called 'foo'; the entry points are main, profiling, accumulation, checkpointing"),
     (["main", "--precison", "fp16"], "no setting is called precison; did you mean precision?"),
     (["main", "--precision"], "--precision needs a value; write --precision value, see fitproof main --help"),
+    (["export", "--config"], "--config needs a value; write --config value, see fitproof export --help"),
     (["main", "--config", "--budget", "2GiB"], "--config needs a value; write --config value, see fitproof main"),
     (["main", "--precision", "fp17"], "precision must be 'fp32', 'tf32', 'fp16' or 'bf16', and is 'fp17'"),
     (["main", "--precision", "tf32", "--device", "cpu"], "tf32 needs a CUDA GPU"),

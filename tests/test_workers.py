@@ -26,6 +26,7 @@ from pipeline.base.results import Outcome, Result
 from pipeline.base.units import MIB
 from pipeline.config.space import Space
 from pipeline.runtime.placement import ANYWHERE, Placement, placements
+from pipeline.runtime.run import WorkerLostError
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_record import judge
 from pipeline.searching.trials import Proposal
@@ -92,6 +93,21 @@ def test_a_worker_that_is_slow_to_store_heartbeats_loses_its_trial_and_goes_on(t
 
     assert study.run_next(closed_by_another, 20, lambda: None) is None
     assert study.trials == [] and study.num_open == 0
+
+
+def test_a_trial_that_another_worker_has_closed_is_not_queued_again_by_its_own(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/optuna.db"
+    study = open_study(storage)
+    assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
+
+    def lost_twice(number: int, queued: Proposal) -> FrozenTrial:
+        other = open_study(storage)
+        other._study.tell(number, state=TrialState.FAIL)
+        assert other.enqueue(Proposal(SPACE.choices[0]), SPACE)
+        raise WorkerLostError
+
+    assert study.run_next(lost_twice, 20, lambda: None) is None
+    assert study.num_waiting == study.num_open == 1 and not list(study.lost())
 
 
 def test_an_error_of_a_trial_ends_its_worker(tmp_path: Path) -> None:

@@ -85,9 +85,9 @@ def entry_points() -> list[str]:
     return [*SINGLE, *sorted(set(files) - {*SINGLE, *TOOLS})]
 
 
-def value_of(setting: str, words: Sequence[str]) -> str:
-    """Return the value of a setting among words that are not parsed yet, the last one; empty if it has none."""
-    found = ""
+def value_of(setting: str, words: Sequence[str]) -> str | None:
+    """Return the last value of a setting among words that are not parsed yet: empty without one, None if not given."""
+    found = None
     for word, after in pairwise((*words, "")):
         name, _, value = word.partition("=")
         if name == f"--{setting}":

@@ -3,7 +3,8 @@
 from pydantic import PositiveInt
 
 from pipeline.base.contracts import Corpus, CorpusRequest, Prepared
-from pipeline.data._support.tokenizing import prepare_documents
+from pipeline.base.files import digest_of
+from pipeline.data._support.tokenizing import Source, prepare_text
 
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 
@@ -18,5 +19,10 @@ class QuickFox(Corpus):
 
     def prepare(self, request: CorpusRequest) -> Prepared:
         """Return the sequences of the repeated sentence."""
-        documents = [SENTENCE * self.sentences_per_document] * self.num_documents
-        return prepare_documents("one sentence, repeated", documents, request)
+        document = SENTENCE * self.sentences_per_document
+        source = Source(
+            name="one sentence, repeated",
+            digest=digest_of([document, str(self.num_documents)]),
+            read=lambda _: [document] * self.num_documents,
+        )
+        return prepare_text(source, request)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -187,8 +187,8 @@ class StoredStudy:
                 queued = Proposal(dict(trial.params), known.get(PREDICTED), bool(known.get(NUM_EARLIER_RUNS)))
                 return trial.number if self._store(trial, measure(trial.number, queued)) else None
             except WorkerLostError:
-                self._interrupt(trial)
-                self._queue_again(self._study, self._study.trials[trial.number])
+                if self._interrupt(trial):
+                    self._queue_again(self._study, self._study.trials[trial.number])
                 return None
             except BaseException:
                 self._interrupt(trial)
@@ -219,11 +219,14 @@ class StoredStudy:
             return False
         return True
 
-    def _interrupt(self, trial: optuna.Trial) -> None:
-        """Close a trial whose configuration may be proposed again, unless another worker has closed it."""
-        with suppress(UpdateFinishedTrialError, ValueError):
+    def _interrupt(self, trial: optuna.Trial) -> bool:
+        """Close a trial whose configuration may be proposed again; return False if another worker has closed it."""
+        try:
             trial.set_user_attr(OUTCOME, Outcome.INTERRUPTED.value)
             self._study.tell(trial, state=TrialState.FAIL)
+        except (UpdateFinishedTrialError, ValueError):
+            return False
+        return True
 
     def _is_superfluous(self, trial: optuna.Trial, total: int) -> bool:
         """Whether earlier trials, known or open, have its configuration already, or are as many as there may be."""
