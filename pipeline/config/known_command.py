@@ -100,7 +100,7 @@ class KnownCommand:
     @classmethod
     def recognizes(cls, words: Sequence[str]) -> bool:
         """Whether a command is one of these: by default, whether one of its scripts has all marks."""
-        return any(all(mark in script for mark in cls.marks) for script in scripts_of(words))
+        return bool(cls.marks) and any(all(mark in script for mark in cls.marks) for script in scripts_of(words))
 
     @classmethod
     def settings_file(cls, words: Sequence[str]) -> str | None:

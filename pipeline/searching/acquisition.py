@@ -278,7 +278,8 @@ def _choose(
         return max(left, key=lambda n: (improvement_N[n] * chance_N[n], chance_N[n], -mean_N[n]))
     risky = [number for number in free if 0 < probability_N[number] < rules.fit_confidence]
     worth = [number for number in risky if probability_N[number] * improvement_N[number] > rules.gap]
-    return max(worth, key=lambda number: (probability_N[number], improvement_N[number]), default=None)
+    # Of about the same probability the one that improves most.
+    return max(worth, key=lambda n: (round(float(probability_N[n]), 1), improvement_N[n]), default=None)
 
 
 def _is_held_back(wanted: int | None, feasible: frozenset[int], running: frozenset[int], probability_N: Vector) -> bool:

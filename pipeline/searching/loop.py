@@ -78,7 +78,7 @@ class Search:
     """Makes an observer of one run."""
     observer: SearchObserver
     executors: Sequence[Execute] = (execute,)
-    """How each worker runs an experiment in a process: on which device, or on which machine (workers.py)."""
+    """How each worker runs an experiment in a process: on which device, or on which machine (setup.py)."""
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Held by the worker that chooses its next configuration."""
     cancelled: threading.Event = field(default_factory=threading.Event)
