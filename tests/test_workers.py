@@ -63,6 +63,14 @@ def die(storage: str) -> None:
     time.sleep(TIMEOUT + 1.5)
 
 
+def with_one_queued(folder: Path) -> tuple[str, StoredStudy]:
+    """Return the storage of a study and the study, which has one configuration in its queue."""
+    storage = f"sqlite:///{folder}/optuna.db"
+    study = open_study(storage)
+    assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
+    return storage, study
+
+
 @pytest.mark.slow
 def test_the_trial_of_a_dead_worker_returns_to_the_queue_once(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/optuna.db"
@@ -82,9 +90,7 @@ def test_the_trial_of_a_dead_worker_returns_to_the_queue_once(tmp_path: Path) ->
 
 
 def test_a_worker_that_is_slow_to_store_heartbeats_loses_its_trial_and_goes_on(tmp_path: Path) -> None:
-    storage = f"sqlite:///{tmp_path}/optuna.db"
-    study = open_study(storage)
-    assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
+    storage, study = with_one_queued(tmp_path)
 
     def closed_by_another(number: int, queued: Proposal) -> FrozenTrial:
         other = open_study(storage)
@@ -96,9 +102,7 @@ def test_a_worker_that_is_slow_to_store_heartbeats_loses_its_trial_and_goes_on(t
 
 
 def test_a_trial_that_another_worker_has_closed_is_not_queued_again_by_its_own(tmp_path: Path) -> None:
-    storage = f"sqlite:///{tmp_path}/optuna.db"
-    study = open_study(storage)
-    assert study.enqueue(Proposal(SPACE.choices[0]), SPACE)
+    storage, study = with_one_queued(tmp_path)
 
     def lost_twice(number: int, queued: Proposal) -> FrozenTrial:
         other = open_study(storage)

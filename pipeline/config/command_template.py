@@ -76,7 +76,8 @@ class Template:
 
         A placeholder without a value stays as it is written.
         """
-        return tuple(filled for word in self.words for filled in _filled(word, {**values, **self._paths}))
+        known = {**values, **self._paths}
+        return tuple(filled for word in self.words for filled in _filled(word, known))
 
     def files_with(self, values: Mapping[str, Value]) -> dict[str, str]:
         """Return the text of each patched file, by its name in the command."""

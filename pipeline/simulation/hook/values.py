@@ -337,9 +337,9 @@ class Values(TorchDispatchMode):
     def _keep(self, real: Any, expected: Any, mutated: Sequence[torch.Tensor], is_known: bool) -> None:
         """Give the outputs the host's values: on the card their shadows, on the host themselves."""
         for out, value in zip(tree_leaves(real), tree_leaves(expected), strict=False):
-            if not isinstance(out, torch.Tensor) or not isinstance(value, torch.Tensor) or out.is_nested:
+            if not isinstance(out, torch.Tensor) or not isinstance(value, torch.Tensor):
                 continue
-            if out.shape != value.shape:
+            if out.is_nested or out.shape != value.shape:
                 continue
             if out.device.type != "cuda":
                 _write(out, value)

@@ -23,15 +23,8 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char *addresses, *lowest_address;
 
-/* Addresses that are in use. */
-static struct range {
-    char *address;
-    size_t bytes;
-    struct range *next;
-} *ranges;
-
-/* Memory that cudaMalloc, cudaHostAlloc or cudaMallocManaged gave; there are few blocks, since torch caches what it
- * frees. */
+/* Memory that cudaMalloc, cudaHostAlloc or cudaMallocManaged gave, and addresses that the driver reserved; there are few
+ * blocks, since torch caches what it frees. */
 static struct block {
     char *address;
     size_t bytes;
@@ -41,16 +34,22 @@ static struct block {
 
 static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-static struct range *range_in_use(const char *address, size_t bytes) {
-    struct range *range = ranges;
-    while (range && (address + bytes <= range->address || range->address + range->bytes <= address)) range = range->next;
-    return range;
+static void add_block(void *address, size_t bytes, int number) {
+    struct block *block = malloc(sizeof *block);
+    *block = (struct block){address, bytes, number, blocks};
+    blocks = block;
 }
 
-/* Return addresses below all earlier ones, as CUDA's driver does: torch's allocator prefers the lowest of free blocks of
- * one size. After the last ones come those that were given back. */
-static char *new_addresses(size_t bytes) {
-    struct range *range = malloc(sizeof *range), *other = NULL;
+static struct block *block_within(const char *address, size_t bytes) {
+    struct block *block = blocks;
+    while (block && (address + bytes <= block->address || block->address + block->bytes <= address)) block = block->next;
+    return block;
+}
+
+/* Return a block of a card, whose addresses lie below all earlier ones, as CUDA's driver gives them: torch's allocator
+ * prefers the lowest of free blocks of one size. After the last ones come those that were given back. */
+static char *new_block(size_t bytes, int number) {
+    struct block *other = NULL;
     int num_rounds = 0;
     bytes = whole_pages(bytes);
     pthread_mutex_lock(&lock);
@@ -66,37 +65,16 @@ static char *new_addresses(size_t bytes) {
             fprintf(stderr, "simulated card: no addresses are left\n");
             abort();
         }
-        other = range_in_use(lowest_address - bytes, bytes);
+        other = block_within(lowest_address - bytes, bytes);
     } while (other);
-    lowest_address -= bytes;
-    *range = (struct range){lowest_address, bytes, ranges};
-    ranges = range;
+    char *found = lowest_address -= bytes;
+    add_block(found, bytes, number);
     pthread_mutex_unlock(&lock);
-    return range->address;
-}
-
-static void give_back_addresses(const char *address) {
-    pthread_mutex_lock(&lock);
-    for (struct range **at = &ranges; *at; at = &(*at)->next) {
-        if ((*at)->address != address) continue;
-        struct range *range = *at;
-        *at = range->next;
-        free(range);
-        break;
-    }
-    pthread_mutex_unlock(&lock);
+    return found;
 }
 
 static int is_on_card(const void *pointer) {
     return addresses && (char *)pointer >= addresses && (char *)pointer < addresses + ALL_ADDRESSES;
-}
-
-static void add_block(void *address, size_t bytes, int number) {
-    struct block *block = malloc(sizeof *block);
-    pthread_mutex_lock(&lock);
-    *block = (struct block){address, bytes, number, blocks};
-    blocks = block;
-    pthread_mutex_unlock(&lock);
 }
 
 /* Return the block that a pointer lies in, and take it out of the list if `remove`. */
@@ -126,8 +104,7 @@ int card_is_page_locked(const void *pointer, size_t bytes) {
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     int number = card_number(card_current_device());
     if (!card_take(number, whole_pages(bytes))) return cudaErrorMemoryAllocation;
-    *pointer = new_addresses(bytes);
-    add_block(*pointer, whole_pages(bytes), number);
+    *pointer = new_block(bytes, number);
     return cudaSuccess;
 }
 
@@ -135,10 +112,7 @@ cudaError_t cudaFree(void *pointer) {
     card_begin_context(card_number(card_current_device()));
     struct block block = find_block(pointer, 1);
     if (block.address && block.number < 0) free(block.address);
-    else if (block.address) {
-        give_back_addresses(block.address);
-        card_return(block.number, block.bytes);
-    }
+    else if (block.address) card_return(block.number, block.bytes);
     return cudaSuccess;
 }
 
@@ -150,7 +124,9 @@ cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags) 
 
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
     if (posix_memalign(pointer, 4096, bytes)) return cudaErrorMemoryAllocation;
+    pthread_mutex_lock(&lock);
     add_block(*pointer, bytes, -1);
+    pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }
 
@@ -171,7 +147,7 @@ cudaError_t cudaHostGetDevicePointer(void **device_pointer, void *pointer, unsig
 
 /* A variable of a kernel's module, whose memory is the context's. */
 cudaError_t cudaGetSymbolAddress(void **pointer, const void *symbol) {
-    *pointer = new_addresses(PAGE);
+    *pointer = new_block(PAGE, card_number(card_current_device()));
     return cudaSuccess;
 }
 
@@ -270,12 +246,12 @@ CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp 
 
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address,
                              unsigned long long flags) {
-    *pointer = (CUdeviceptr)new_addresses(bytes);
+    *pointer = (CUdeviceptr)new_block(bytes, card_number(card_current_device()));
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
-    give_back_addresses((char *)pointer);
+    find_block((void *)pointer, 1);
     return CUDA_SUCCESS;
 }
 
