@@ -1,9 +1,10 @@
 """Explains an out-of-memory message by simulating its command on its card, and finds the smallest change that fits."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 from pipeline.base.files import last_lines
@@ -13,7 +14,7 @@ from pipeline.memory.out_of_memory import OutOfMemoryMessage
 from pipeline.prediction.commands.failed_allocation import with_tensor
 from pipeline.prediction.commands.levers import Change, command_with
 from pipeline.prediction.commands.simulation import Simulation, Verdict, simulate, what_runs
-from pipeline.prediction.commands.smallest_memory import device_bytes, replayed, run_hidden
+from pipeline.prediction.commands.smallest_memory import device_bytes, replayed, run_in
 from pipeline.simulation.run import Simulate, SimulatedRun, on_cuda_build, with_room
 
 
@@ -83,7 +84,7 @@ def explain(
         found = replace(found, out_of_memory=failed)
         tries, answer = _Tries(wanted, template, folder, say, found.memory_bytes).all_of(levers)
     changes = () if answer is None else answer.changes
-    variables = [f"{name}={value}" for change in changes for name, value in change.variables.items()]
+    variables = [f"{name}={value}" for name, value in _variables(changes).items()]
     return Explanation(
         message=message,
         simulation=found,
@@ -102,45 +103,34 @@ class _Tries:
         self._wanted, self._template, self._folder, self._say = wanted, template, folder, say
         self._memory_bytes = memory_bytes
         self._run = cache(self._run_with_room)
-        self._num_runs = 0
+        self._numbers = count(1)
 
     def all_of(self, levers: Sequence[tuple[Change, ...]]) -> tuple[tuple[Try, ...], Try | None]:
-        """Return what was tried, and the smallest change that was confirmed by a run on the card."""
+        """Return what was tried, and the smallest change that was confirmed by a run on the card.
+
+        Each lever alone, the smallest change first; then one after another is added, that which saves most first, until
+        they fit, or all of them at once where one alone is the answer.
+        """
         unchanged = self._try(())
-        alone = [one for changes in levers for one in self._each(changes)]
+        of_each = [self._in_turn((change,) for change in changes) for changes in levers]
+        alone = [one for tries in of_each for one in tries]
         answer = next((one for one in alone if one.fits and self._is_confirmed(one)), None)
-        strongest = [self._strongest(alone, changes) for changes in levers]
-        together = self._together([one for one in strongest if one is not None], stops=answer is None)
+        known = ([one for one in tries if one.needed_bytes is not None] for tries in of_each)
+        strongest = sorted((min(tries, key=_needed) for tries in known if tries), key=_needed)
+        ordered = [one.changes[0] for one in strongest]
+        numbers = range(2 if answer is None else max(2, len(ordered)), len(ordered) + 1)
+        together = self._in_turn(tuple(ordered[:number]) for number in numbers)
         if answer is None and together and together[-1].fits:
             together += self._without_needless(together[-1])
             fitting = sorted((one for one in together if one.fits), key=lambda one: len(one.changes))
             answer = next((one for one in fitting if self._is_confirmed(one)), None)
         return (unchanged, *alone, *together), answer
 
-    def _each(self, changes: Sequence[Change]) -> list[Try]:
-        """Try the values of a lever, the smallest change first, until one fits."""
+    def _in_turn(self, some: Iterable[tuple[Change, ...]]) -> list[Try]:
+        """Try some changes after others, until they fit."""
         found: list[Try] = []
-        for change in changes:
-            found.append(self._try((change,)))
-            if found[-1].fits:
-                break
-        return found
-
-    def _strongest(self, alone: Sequence[Try], changes: Sequence[Change]) -> Try | None:
-        """Return the try of a lever that needs the least memory; None if each of its values failed."""
-        known = [one for one in alone if one.changes[0] in changes and one.needed_bytes is not None]
-        return min(known, key=_needed, default=None)
-
-    def _together(self, alone: Sequence[Try], *, stops: bool) -> list[Try]:
-        """Add one lever after another, that which saves most first, until they fit; or try all of them at once."""
-        ordered = [one.changes[0] for one in sorted(alone, key=_needed)]
-        if len(ordered) < 2:
-            return []
-        if not stops:
-            return [self._try(tuple(ordered))]
-        found: list[Try] = []
-        for number in range(2, len(ordered) + 1):
-            found.append(self._try(tuple(ordered[:number])))
+        for changes in some:
+            found.append(self._try(changes))
             if found[-1].fits:
                 break
         return found
@@ -157,10 +147,12 @@ class _Tries:
         return found
 
     def _try(self, changes: tuple[Change, ...]) -> Try:
-        variables = {name: value for change in changes for name, value in change.variables.items()}
+        variables = _variables(changes)
         others = {name: value for name, value in variables.items() if name not in VARIABLES}
-        wanted, run, failure = self._run(command_with(self._template, changes), tuple(others.items()))
-        if failure is not None:
+        wanted, run = self._run(command_with(self._template, changes), tuple(others.items()))
+        if not run.is_complete or not run.records:
+            *_, last = "no output", *last_lines(run.folder.with_suffix(".log"))
+            failure = run.shortfall or f"exit code {run.exit_code}: {last}"
             return Try(changes=changes, needed_bytes=None, fits=False, failure=failure)
         allocator = {name: value for name, value in variables.items() if name in VARIABLES}
         [needed] = replayed(wanted, run, [allocator])
@@ -170,33 +162,28 @@ class _Tries:
 
     def _run_with_room(
         self, command: tuple[str, ...], variables: tuple[tuple[str, str], ...]
-    ) -> tuple[Simulate, SimulatedRun, str | None]:
-        """Return a run of the command with room, and how it failed."""
+    ) -> tuple[Simulate, SimulatedRun]:
         self._say(f"trying {shlex.join(command)}")
         wanted = self._with(command, dict(variables))
-        folder = self._next_folder()
-        run = run_hidden(with_room(wanted), folder)
-        if run.is_complete and run.records:
-            return wanted, run, None
-        if run.shortfall is not None:
-            return wanted, run, run.shortfall
-        *_, last = "no output", *last_lines(folder.with_suffix(".log"))
-        return wanted, run, f"exit code {run.exit_code}: {last}"
+        return wanted, run_in(with_room(wanted), self._next_folder())
 
     def _is_confirmed(self, one: Try) -> bool:
         """Whether the command with these changes runs on the card."""
-        variables = {name: value for change in one.changes for name, value in change.variables.items()}
         self._say(f"running it on the card with {one.shown}")
-        wanted = self._with(command_with(self._template, one.changes), variables)
-        return run_hidden(wanted, self._next_folder()).is_complete
+        wanted = self._with(command_with(self._template, one.changes), _variables(one.changes))
+        return run_in(wanted, self._next_folder()).is_complete
 
     def _with(self, command: tuple[str, ...], variables: Mapping[str, str]) -> Simulate:
         return replace(self._wanted, command=on_cuda_build(command, may_install=False), variables=variables)
 
     def _next_folder(self) -> Path:
-        self._num_runs += 1
-        return self._folder / f"try_{self._num_runs}"
+        return self._folder / f"try_{next(self._numbers)}"
 
 
-def _needed(one: Try) -> float:
-    return float("inf") if one.needed_bytes is None else one.needed_bytes
+def _needed(one: Try) -> int:
+    assert one.needed_bytes is not None  # only of those that did not fail
+    return one.needed_bytes
+
+
+def _variables(changes: Iterable[Change]) -> dict[str, str]:
+    return {name: value for change in changes for name, value in change.variables.items()}

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.memory.breakdown import Breakdown, at_event
-from pipeline.prediction.commands.smallest_memory import card_of, run_hidden
+from pipeline.prediction.commands.smallest_memory import card_of, run_in
 from pipeline.prediction.commands.snapshot import SourceLines, history_of
 from pipeline.simulation.record import FailedAllocation, Record
 from pipeline.simulation.run import OPERATORS, Simulate, SimulatedRun
@@ -89,7 +89,7 @@ def held_then(run: SimulatedRun, roomy: SimulatedRun) -> Breakdown | None:
 
 def with_tensor(failed: OutOfMemory, wanted: Simulate, folder: Path) -> OutOfMemory:
     """Return the failed allocation with its tensor, which a run of the command tells whose operators are watched."""
-    run = run_hidden(replace(wanted, hook=OPERATORS), folder)
+    run = run_in(replace(wanted, hook=OPERATORS), folder)
     again = _failed(run)
     if again is None or again[1].wanted_bytes != failed.wanted_bytes:
         return failed

@@ -17,12 +17,11 @@ from pipeline.base.units import MIB
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.memory.work import Work
 from pipeline.prediction.commands.failed_allocation import OutOfMemory, held_then, line_of, out_of_memory
-from pipeline.prediction.commands.shared_card import shared_card
 from pipeline.prediction.commands.smallest_memory import (
     SmallestMemory,
     card_of,
     device_bytes,
-    run_hidden,
+    run_in,
     smallest_memory,
 )
 from pipeline.prediction.commands.snapshot import history_of
@@ -31,7 +30,7 @@ from pipeline.simulation.communicators import communicators_bytes, note_on_commu
 from pipeline.simulation.process.watch import FEWEST_STEPS, PATIENCE
 from pipeline.simulation.record import Record
 from pipeline.simulation.report import UnknownRead, has_steering_read
-from pipeline.simulation.run import Simulate, SimulatedRun, note_on_kernels, run_command, with_room
+from pipeline.simulation.run import Simulate, SimulatedRun, note_on_kernels, with_room
 
 NUM_PLACES = 3
 """Places or functions that a note names."""
@@ -205,13 +204,14 @@ def simulate(
     if wanted.objects is None:
         (folder / OBJECTS).mkdir(parents=True)
         wanted = replace(wanted, objects=folder / OBJECTS)
-    first = partial(_run, is_hidden=is_hidden)
-    wanted, run = _with_values_if_needed(first, wanted, folder / "first", say, may_need_values=may_need_values)
+    run_it = partial(_with_values_if_needed, say=say, may_need_values=may_need_values)
+    wanted, run = run_it(wanted, folder / "first", is_hidden=is_hidden)
+    _check_uses_card(wanted, run)
     (verdict, reason), failed, notes, roomy = _verdict(wanted, run), out_of_memory(run), _notes(wanted, run), run
     bytes_with_workspaces, without_hook = None, replace(wanted, hook=None)
     if verdict is Verdict.FITS and _uses_cudnn(run):
         say("running it again with the largest workspaces that cuDNN may take")
-        largest = run_hidden(replace(without_hook, has_largest_workspaces=True), folder / "with_workspaces")
+        largest = run_in(replace(without_hook, has_largest_workspaces=True), folder / "with_workspaces")
         if out_of_memory(largest) is not None:
             verdict, notes = Verdict.NONE, (NEEDS_KNOWN_WORKSPACES, *notes)
             reason = "it depends on workspaces that only cuDNN knows (see below)"
@@ -220,18 +220,17 @@ def simulate(
             bytes_with_workspaces = most if most > without else None
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
-        ran, roomy = _with_values_if_needed(
-            run_hidden, with_room(wanted), folder / "with_room", say, may_need_values=may_need_values
-        )
+        ran, roomy = run_it(with_room(wanted), folder / "with_room")
         wanted, without_hook = (replace(each, values=ran.values) for each in (wanted, without_hook))
         notes = (*_notes(wanted, roomy if roomy.records else run), *_note_on_failure(roomy))
         failed = None if failed is None else replace(failed, held=held_then(run, roomy))
-    if (shared := shared_card(roomy)) is not None:
-        notes = (shared.note, *notes)
-        if verdict is Verdict.FITS and shared.num_bytes > _memory_bytes(wanted):
+    shared_bytes, shared_note = _shared_card(roomy)
+    if shared_note is not None:
+        notes = (shared_note, *notes)
+        if verdict is Verdict.FITS and shared_bytes > _memory_bytes(wanted):
             verdict, reason = Verdict.NONE, "its processes may need more of a card together than it has (see below)"
     smallest, has_verdict = SmallestMemory(), verdict is not Verdict.NONE
-    if roomy.records and roomy.is_complete and has_verdict and shared is None and finds_smallest:
+    if roomy.records and roomy.is_complete and has_verdict and shared_note is None and finds_smallest:
         say("looking for the smallest memory")
         smallest = smallest_memory(without_hook, roomy, folder / "smallest")
     for number, record in enumerate(roomy.records):
@@ -254,7 +253,7 @@ def simulate(
         out_of_memory=failed,
         processes=tuple(sorted(processes, key=lambda one: -one.device_bytes)),
         bytes_with_workspaces=bytes_with_workspaces,
-        shared_bytes=None if shared is None else shared.num_bytes,
+        shared_bytes=shared_bytes or None,
         nccl_bytes=communicators_bytes(count) if (count := _num_communicators(run)) else None,
         smallest_bytes=smallest.num_bytes,
         smallest_expandable_bytes=smallest.num_bytes_expandable,
@@ -266,47 +265,66 @@ def simulate(
 
 
 def _with_values_if_needed(
-    run: Callable[..., SimulatedRun],
     wanted: Simulate,
     folder: Path,
     say: Callable[[str], None],
     *,
     may_need_values: bool,
+    is_hidden: bool = True,
 ) -> tuple[Simulate, SimulatedRun]:
     """Run a command, and once more with the values of small tensors if it needs them; return which of them ran."""
     may_begin_again = may_need_values and not wanted.values
-    found = run(wanted, folder, ends_at_steering_read=may_begin_again)
+    found = run_in(wanted, folder, is_hidden=is_hidden, ends_at_steering_read=may_begin_again)
     if not may_begin_again or not (has_steering_read(folder) or _may_have_failed_by_reading(found)):
         return wanted, found
     say("it reads numbers from the card that nothing has computed; running it again with those of small tensors")
     wanted = replace(wanted, values=True)
-    return wanted, run(wanted, folder.with_name(f"{folder.name}_with_values"))
+    return wanted, run_in(wanted, folder.with_name(f"{folder.name}_with_values"), is_hidden=is_hidden)
 
 
-def _run(
-    wanted: Simulate, folder: Path, *, ends_at_steering_read: bool = False, is_hidden: bool = False
-) -> SimulatedRun:
-    """Run the command; refuse one that uses no card."""
-    folder.mkdir(parents=True)
-    log = folder.with_suffix(".log") if is_hidden else None
-    run = run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
+def _check_uses_card(wanted: Simulate, run: SimulatedRun) -> None:
+    """Raise InvalidInputError if a command ended well, or at its time limit, and left no record of a card."""
+    if run.records:
+        return
     used = [process.pid for process in run.processes if process.peak_device_bytes]
-    if not run.records and run.was_late and not used:
+    command = " ".join(wanted.command)
+    if run.was_late and not used:
         raise InvalidInputError(
             f"the command must use a GPU within its time limit, which is {wanted.time_limit_seconds:g} seconds, and "
-            f"{' '.join(wanted.command)} was ended before it did; set a longer time_limit"
+            f"{command} was ended before it did; set a longer time_limit"
         )
-    if not run.records and run.exit_code == 0:
-        if not all((folder / f"{pid}.json").exists() for pid in used):
-            raise InvalidInputError(
-                f"the command must record its memory, and {' '.join(wanted.command)} used a GPU and left no record: a "
-                "signal ended it, or its Python ignores the environment; let it end by itself, without -I and -E"
-            )
+    if run.exit_code != 0:
+        return
+    if not all((run.folder / f"{pid}.json").exists() for pid in used):
         raise InvalidInputError(
-            f"the command must train on a GPU with torch, and {' '.join(wanted.command)} ended without using one; "
-            "set its device to cuda, or name the script that trains"
+            f"the command must record its memory, and {command} used a GPU and left no record: a signal ended it, or "
+            "its Python ignores the environment; let it end by itself, without -I and -E"
         )
-    return run
+    raise InvalidInputError(
+        f"the command must train on a GPU with torch, and {command} ended without using one; set its device to cuda, "
+        "or name the script that trains"
+    )
+
+
+def _shared_card(run: SimulatedRun) -> tuple[int, str | None]:
+    """Return the most that processes at the same time use of one card together, and what is to be said of it.
+
+    Each is simulated as if it had the card to itself. It is 0 if no two of them used one at the same time.
+    """
+    peaks = {process.pid: process.peak_device_bytes for process in run.processes}
+    most_bytes, note = 0, None
+    for one in run.records:
+        beside = [record for record in run.records if record.begin_us <= one.begin_us <= record.end_us]
+        for number in peaks[one.pid]:
+            used = [peaks[record.pid][number] for record in beside if number in peaks[record.pid]]
+            if len(used) > 1 and sum(used) > most_bytes:
+                most_bytes = sum(used)
+                note = (
+                    f"{len(used)} processes used card {number} at the same time: together at most "
+                    f"{most_bytes / MIB:,.1f} MiB, if their peaks coincide. The least memory for them is not looked "
+                    "for."
+                )
+    return most_bytes, note
 
 
 def _work(folder: Path) -> tuple[Work | None, Work | None]:

@@ -56,7 +56,7 @@ def smallest_memory(wanted: Simulate, run: SimulatedRun, folder: Path) -> Smalle
     plain, expandable = replayed(wanted, run, ({}, expandable_segments))
     if plain is not None and _runs(wanted, plain, folder / "confirmed"):
         return SmallestMemory(num_bytes=plain, num_bytes_expandable=expandable)
-    again = run_hidden(with_room(wanted), folder / "again")
+    again = run_in(with_room(wanted), folder / "again")
     if not again.is_complete or not again.records:
         note = "The smallest memory is not known: run again, the command did not end as it did at first."
         return SmallestMemory(num_bytes_expandable=expandable, note=note)
@@ -92,16 +92,18 @@ def _by_runs(wanted: Simulate, run: SimulatedRun, folder: Path) -> int | None:
     return high
 
 
-def run_hidden(wanted: Simulate, folder: Path, *, ends_at_steering_read: bool = False) -> SimulatedRun:
-    """Run a command whose output goes into the file FOLDER.log; what it recorded is in the folder."""
-    folder.mkdir()
-    log = folder.with_suffix(".log")
+def run_in(
+    wanted: Simulate, folder: Path, *, is_hidden: bool = True, ends_at_steering_read: bool = False
+) -> SimulatedRun:
+    """Run a command that records in a new folder; its output is shown or, if it `is_hidden`, goes into FOLDER.log."""
+    folder.mkdir(parents=True)
+    log = folder.with_suffix(".log") if is_hidden else None
     return run_command(wanted, folder, log, ends_at_steering_read=ends_at_steering_read)
 
 
 def _runs(wanted: Simulate, num_bytes: int, folder: Path) -> bool:
     """Whether the command runs on a card with so much memory."""
-    return run_hidden(with_room(wanted, num_bytes), folder).is_complete
+    return run_in(with_room(wanted, num_bytes), folder).is_complete
 
 
 def _beside(run: SimulatedRun, record: Record) -> int:
