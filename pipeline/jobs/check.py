@@ -20,8 +20,14 @@ from pipeline.jobs.simulate import (
     run_simulation,
     wanted_run,
 )
-from pipeline.prediction.commands.memory_baseline import baseline_of, check_comparable, read_baseline, write_baseline
-from pipeline.prediction.commands.memory_check import Allowed, CheckVerdict, Limit, MemoryCheck, check_memory
+from pipeline.prediction.commands.memory_baseline import (
+    MemoryBaseline,
+    baseline_of,
+    check_comparable,
+    read_baseline,
+    write_baseline,
+)
+from pipeline.prediction.commands.memory_check import CheckVerdict, Limit, MemoryCheck, check_memory, limits_of
 from pipeline.simulation.cards import find_card
 from pipeline.simulation.environment import python_of
 from pipeline.simulation.torch_build import find_torch
@@ -59,11 +65,13 @@ def check(settings: CheckSettings, console: Console) -> int:
 
     """
     limits, files = list(_limits(settings)), _answer_files(settings)
-    allowed = _allowed(settings, is_limited=bool(limits))
+    percent, baseline = _percent(settings), _baseline(settings, is_limited=bool(limits))
+    if baseline is not None and not settings.update:
+        limits += limits_of(baseline, str(settings.baseline), percent)
     with only_answer_on_stdout(settings.answer):
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
             found = run_simulation(settings, Path(folder), partial(say, console))
-        checked = check_memory(found, settings.command, limits, allowed)
+        checked = check_memory(found, settings.command, limits, baseline, settings.baseline)
         if settings.update and settings.baseline is not None:
             is_accepted = checked.verdict is CheckVerdict.PASSED
             if is_accepted:
@@ -88,21 +96,26 @@ def _limits(settings: CheckSettings) -> Iterator[Limit]:
     memory_bytes = find_card(settings.gpu).memory_mib * MIB
     for peak, text in {"allocated": settings.max_allocated, "reserved": settings.max_reserved}.items():
         if text is not None:
-            yield Limit(peak=peak, num_bytes=parse_budget(text, memory_bytes, f"max_{peak}"), text=text)
+            allowed_bytes = parse_budget(text, memory_bytes, f"max_{peak}")
+            yield Limit(peak=peak, allowed_bytes=allowed_bytes, source=f"the limit of {text}")
 
 
-def _allowed(settings: CheckSettings, *, is_limited: bool) -> Allowed | None:
-    """Return what the baseline allows; None without one.
-
-    Raises:
-        InvalidInputError: nothing is to be checked, or the baseline or its tolerance is wrong.
-
-    """
+def _percent(settings: CheckSettings) -> float:
     percent = PERCENT.fullmatch(settings.tolerance.strip())
     if percent is None:
         raise InvalidInputError(
             f"tolerance must be a percentage from 0% on, and is {settings.tolerance!r}; write for example 1% or 0.5%"
         )
+    return float(percent[1])
+
+
+def _baseline(settings: CheckSettings, *, is_limited: bool) -> MemoryBaseline | None:
+    """Return the baseline; None without one, or if it is yet to be written.
+
+    Raises:
+        InvalidInputError: nothing is to be checked, or the baseline is wrong.
+
+    """
     if settings.baseline is None:
         if settings.update or not is_limited:
             what = "update writes a baseline, and none is named" if settings.update else "neither is given"
@@ -112,14 +125,13 @@ def _allowed(settings: CheckSettings, *, is_limited: bool) -> Allowed | None:
             )
         return None
     file = Path(settings.baseline)
-    if settings.update:
-        if not file.exists():
-            return None
-        return Allowed(baseline=read_baseline(file), file=settings.baseline, percent=None)
+    if settings.update and not file.exists():
+        return None
     baseline = read_baseline(file)
-    run = wanted_run(settings)
-    check_comparable(baseline, file, card=run.card.name, torch=find_torch(python_of(run.command)).version)
-    return Allowed(baseline=baseline, file=settings.baseline, percent=float(percent[1]))
+    if not settings.update:
+        run = wanted_run(settings)
+        check_comparable(baseline, file, card=run.card.name, torch=find_torch(python_of(run.command)).version)
+    return baseline
 
 
 def _answer_files(settings: CheckSettings) -> Mapping[Path, str]:

@@ -51,12 +51,11 @@ def answer(check: MemoryCheck) -> str:
     if check.verdict is CheckVerdict.TOO_LARGE:
         sentences += [_too_large(one) for one in check.requirements if not one.is_met]
         sentences += [_largest_change(one) for one in check.changes[:1]]
-    if check.baseline_file is not None:
-        sentences += [
-            f"{check.baseline_file} had {name} {before}, and this has {now}."
-            for name, (before, now) in check.other_conditions.items()
-        ]
-        sentences += _shrunk(check)
+    sentences += [
+        f"{check.baseline_file} had {name} {before}, and this has {now}."
+        for name, (before, now) in check.other_conditions.items()
+    ]
+    sentences += _shrunk(check)
     return " ".join((*sentences, answer_of_simulation(check.simulation)))
 
 

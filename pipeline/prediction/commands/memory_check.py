@@ -1,8 +1,8 @@
 """Whether a command needs more memory of a card than it may: limits, and a baseline with a tolerance."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pipeline.base.by_key import summed
@@ -24,31 +24,17 @@ class Limit:
 
     peak: str
     """allocated or reserved."""
-    num_bytes: int
-    text: str
-    """As it was given, such as 38GiB."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Allowed:
-    """A baseline, and how much more than that is allowed."""
-
-    baseline: MemoryBaseline
-    file: str
-    percent: float | None
-    """None: any memory, since the baseline is about to be replaced."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Requirement:
-    """A peak, and the most that it may be."""
-
-    peak: str
-    num_bytes: int
     allowed_bytes: int
     source: str
     """Who allows it: the limit of 38GiB, or memory.json + 1 %."""
     baseline_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement(Limit):
+    """A peak, and the most that it may be."""
+
+    num_bytes: int
 
     @property
     def is_met(self) -> bool:
@@ -57,19 +43,14 @@ class Requirement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineChange:
-    """The memory of one source line and purpose at the peak, now and in the baseline."""
+class LineChange(LineMemory):
+    """The memory of one source line and purpose at the peak; the line is where it was, if it is there no more."""
 
-    line: str
-    """As file:line; where it was, if it is there no more."""
-    code: str
-    purpose: str
-    num_bytes: int
     baseline_bytes: int
 
     @property
     def change_bytes(self) -> int:
-        """How much more it is."""
+        """How much more it is than in the baseline."""
         return self.num_bytes - self.baseline_bytes
 
 
@@ -80,11 +61,11 @@ class MemoryCheck:
     simulation: Simulation
     command: str
     """As it was given."""
-    requirements: tuple[Requirement, ...]
-    baseline_file: str | None
-    changes: tuple[LineChange, ...]
+    requirements: tuple[Requirement, ...] = ()
+    baseline_file: str | None = None
+    changes: tuple[LineChange, ...] = ()
     """Of source lines against the baseline, the largest first; what is equal is left out."""
-    other_conditions: Mapping[str, tuple[str, str]]
+    other_conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """What the memory depends on and was different in the baseline: then and now, by name."""
 
     @property
@@ -96,52 +77,35 @@ class MemoryCheck:
         return CheckVerdict.PASSED if is_fine else CheckVerdict.TOO_LARGE
 
 
-def check_memory(simulation: Simulation, command: str, limits: Iterable[Limit], allowed: Allowed | None) -> MemoryCheck:
-    """Return what a simulated command needs beside what it may need."""
-    if simulation.largest is None:
-        return MemoryCheck(
-            simulation=simulation,
-            command=command,
-            requirements=(),
-            baseline_file=None,
-            changes=(),
-            other_conditions={},
+def limits_of(baseline: MemoryBaseline, file: str, percent: float) -> list[Limit]:
+    """Return the limits of a baseline that may be exceeded by so much."""
+    return [
+        Limit(
+            peak=peak,
+            allowed_bytes=int(num_bytes * (1 + percent / 100)),
+            source=f"{file} + {percent:g} %",
+            baseline_bytes=num_bytes,
         )
+        for peak, num_bytes in _peaks(baseline).items()
+    ]
+
+
+def check_memory(
+    simulation: Simulation, command: str, limits: Iterable[Limit], before: MemoryBaseline | None, file: str | None
+) -> MemoryCheck:
+    """Return what a simulated command needs beside what it may need, and what changed since the baseline of a file."""
+    if simulation.largest is None:
+        return MemoryCheck(simulation=simulation, command=command)
     found = baseline_of(simulation, command)
-    before = None if allowed is None else allowed.baseline
+    peaks = _peaks(found)
     return MemoryCheck(
         simulation=simulation,
         command=command,
-        requirements=(*_of_limits(found, limits), *_of_baseline(found, allowed)),
-        baseline_file=None if allowed is None else allowed.file,
+        requirements=tuple(Requirement(**vars(limit), num_bytes=peaks[limit.peak]) for limit in limits),
+        baseline_file=file,
         changes=() if before is None else line_changes(before.lines, found.lines),
         other_conditions={} if before is None else _other_conditions(before.conditions, found.conditions),
     )
-
-
-def _of_limits(found: MemoryBaseline, limits: Iterable[Limit]) -> Iterator[Requirement]:
-    peaks = _peaks(found)
-    for limit in limits:
-        yield Requirement(
-            peak=limit.peak,
-            num_bytes=peaks[limit.peak],
-            allowed_bytes=limit.num_bytes,
-            source=f"the limit of {limit.text}",
-        )
-
-
-def _of_baseline(found: MemoryBaseline, allowed: Allowed | None) -> Iterator[Requirement]:
-    if allowed is None or allowed.percent is None:
-        return
-    now = _peaks(found)
-    for peak, num_bytes in _peaks(allowed.baseline).items():
-        yield Requirement(
-            peak=peak,
-            num_bytes=now[peak],
-            allowed_bytes=int(num_bytes * (1 + allowed.percent / 100)),
-            source=f"{allowed.file} + {allowed.percent:g} %",
-            baseline_bytes=num_bytes,
-        )
 
 
 def _peaks(found: MemoryBaseline) -> dict[str, int]:
