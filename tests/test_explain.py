@@ -540,7 +540,7 @@ def test_on_a_card_that_others_fill_no_change_of_the_command_helps(
     monkeypatch.chdir(tmp_path)
     processes = of(20398, "72.00 GiB") + of(3, "7.00 GiB")
     text = new("1.00 GiB", "79.15 GiB", "1.06 MiB", processes, "0 bytes", "and 0 bytes")
-    assert main(["explain", text, "--", sys.executable, "train.py"]) == 0
+    assert main(["explain", text, "--", sys.executable, "train.py"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("79.15 GiB of the card are neither free nor torch's, which has reserved 0 bytes: other")
     assert "The command is not simulated: others leave it nothing of the card" in said
@@ -551,6 +551,6 @@ def test_a_message_of_another_memory_has_nothing_to_simulate(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 3077222400 bytes. Error code 12"
-    assert main(["explain", text, "--", sys.executable, "train.py"]) == 0
+    assert main(["explain", text, "--", sys.executable, "train.py"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "torch asked for 2.87 GiB there" in said and "The command is not simulated" in said

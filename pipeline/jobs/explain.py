@@ -80,7 +80,7 @@ def explain(settings: ExplainSettings, console: Console) -> int:
     """Say what the message says; simulate the command, if there is one, and say what fits.
 
     Return 0 if the message is explained, and with a command if a change fits; 3 if none does; 1 if the command does not
-    run out of memory in the simulation.
+    run out of memory in the simulation, or is not simulated.
 
     Raises:
         InvalidInputError: there is no message, a setting is wrong, or the command uses no card.
@@ -103,7 +103,7 @@ def explain(settings: ExplainSettings, console: Console) -> int:
         found = _of_command(settings, messages, console) if settings.command else None
     if settings.answer == "json":
         print(json.dumps(_content(messages) if found is None else content_of(found)))  # noqa: T201
-    return 0 if found is None else _exit_code(found)
+    return _exit_code(found) if settings.command else 0
 
 
 def _log(settings: ExplainSettings) -> str:
@@ -238,7 +238,7 @@ def _content(messages: Messages) -> dict[str, Any]:
     return {"kind": "Messages", **TypeAdapter(Messages).dump_python(messages, mode="json")}
 
 
-def _exit_code(found: "Explanation") -> int:
-    if not found.is_reproduced:
+def _exit_code(found: "Explanation | None") -> int:
+    if found is None or not found.is_reproduced:
         return 1
     return EXIT_CODE_DOES_NOT_FIT if found.answer is None else 0
