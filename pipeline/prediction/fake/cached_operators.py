@@ -5,8 +5,8 @@ and the value of each other argument. torch's FakeTensorMode has such a cache to
 symbolic shapes, takes a fraction of its time, and look-ups are most of the time of a prediction.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,55 +25,12 @@ class UncacheableError(Exception):
     """An argument or a result that cannot be cached."""
 
 
-class NewTensor(NamedTuple):
-    """A result that is a new tensor."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    offset: int
-    """Offset in its storage, in elements."""
-    source: int | None
-    """Index of the argument whose storage it shares; None if it has its own."""
-    attributes: Mapping[str, Any]
-    """Python attributes of the fake tensor."""
-
-
-class SameTensor(NamedTuple):
-    """A result that is one of the arguments."""
-
-    argument: int
-
-
-class Value(NamedTuple):
-    """A result without a tensor."""
-
-    value: object
-
-
-class Several(NamedTuple):
-    """A tuple or a list of results."""
-
-    kind: type[tuple[Any, ...]] | type[list[Any]]
-    parts: "tuple[Result, ...]"
-
-
-Result = NewTensor | SameTensor | Value | Several
-
 Call = tuple[Any, ...]
+Make = Callable[["CachedFakeTensorMode", Sequence[Any]], Any]
+"""Makes the result of a call on fake tensors of a mode, from its positional arguments."""
 
-
-class Cached(NamedTuple):
-    """What is known of all calls of one form."""
-
-    result: Result
-    memo: Memo
-    """For a recorder of these calls."""
-
-
-_cache: dict[Call | None, Cached | None] = {}
-"""By operator and the form of its arguments; None if the result cannot be cached."""
+_cache: dict[Call | None, tuple[Make, Memo] | None] = {}
+"""What makes results and what recorders note, by operator and form of its arguments; None: it cannot be cached."""
 
 
 def clear_cache() -> None:
@@ -98,8 +55,9 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         cached = _cache.get(_call(func, args, kwargs))
         if cached is None:
             return func(*args, **kwargs), {}
+        make, memo = cached
         with torch._C._DisableTorchDispatch():
-            return self._make(cached.result, args), cached.memo
+            return make(self, args), memo
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -109,73 +67,59 @@ class CachedFakeTensorMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         call = _call(func, args, kwargs)
         cached = _cache.get(call)
         if cached is not None:
-            return self._make(cached.result, args)
+            return cached[0](self, args)
         result = with_workspace(func, args, super().__torch_dispatch__(func, types, args, kwargs))
         if call is not None and call not in _cache:
             has_changed_an_argument = _call(func, args, kwargs) != call
-            cacheable = None if has_changed_an_argument else self._cacheable(func, args, result)
-            _cache[call] = None if cacheable is None else Cached(cacheable, {})
+            _cache[call] = None if has_changed_an_argument else self._entry(func, args, result)
         return result
 
-    def _make(self, result: Result, args: Sequence[Any]) -> Any:
-        if isinstance(result, NewTensor):
-            return self._tensor(result, args)
-        if isinstance(result, SameTensor):
-            return args[result.argument]
-        if isinstance(result, Several):
-            return result.kind([self._make(part, args) for part in result.parts])
-        return result.value
-
-    def _tensor(self, made: NewTensor, args: Sequence[Any]) -> FakeTensor:
-        """Return a new tensor, without FakeTensor's constructor, which takes as long as all of the rest."""
-        tensor = torch.empty_strided(made.shape, made.stride, dtype=made.dtype, device="meta")
-        if made.source is not None:
-            tensor.set_(args[made.source].untyped_storage(), made.offset, made.shape, made.stride)
-        fake = Tensor._make_subclass(
-            FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=made.device
-        )
-        fake.__dict__.update(made.attributes, fake_mode=self)
-        return fake
-
-    def _cacheable(self, func: Any, args: Sequence[Any], result: Any) -> Result | None:
+    def _entry(self, func: Any, args: Sequence[Any], result: Any) -> tuple[Make, Memo] | None:
         """Return the cache entry of `result`; None if it cannot be cached."""
         try:
-            return None if any(tag in func.tags for tag in UNCACHED_TAGS) else self._entry(args, result)
+            return None if any(tag in func.tags for tag in UNCACHED_TAGS) else (self._maker(args, result), {})
         except UncacheableError:
             return None
 
-    def _entry(self, args: Sequence[Any], result: Any) -> Result:
+    def _maker(self, args: Sequence[Any], result: Any) -> Make:
+        """Return what makes a result like this one, from arguments like these."""
         if isinstance(result, tuple | list):
-            parts = tuple(self._entry(args, part) for part in result)
-            return Several(list if isinstance(result, list) else tuple, parts)
+            makers = [self._maker(args, part) for part in result]
+            kind = list if isinstance(result, list) else tuple
+            return lambda mode, own: kind([make(mode, own) for make in makers])
         if isinstance(result, PLAIN):
-            return Value(result)
+            return lambda mode, own: result
         returned = next((number for number, arg in enumerate(args) if arg is result), None)
-        return self._new_tensor(args, result) if returned is None else SameTensor(returned)
-
-    def _new_tensor(self, args: Sequence[Any], result: Any) -> NewTensor:
-        """Return the cache entry of a tensor, after a check that a tensor made from it is identical."""
+        if returned is not None:
+            return lambda mode, own: own[returned]
         if not _is_simple(result):
             raise UncacheableError
-        storage = result.untyped_storage()
-        sources = (
-            number
-            for number, arg in enumerate(args)
-            if isinstance(arg, Tensor) and arg.untyped_storage()._cdata == storage._cdata
-        )
-        made = NewTensor(
-            shape=tuple(result.shape),
-            stride=result.stride(),
-            dtype=result.dtype,
-            device=result.fake_device,
-            offset=int(result.storage_offset()),
-            source=next(sources, None),
-            attributes={name: value for name, value in result.__dict__.items() if name != "fake_mode"},
-        )
-        again = self._tensor(made, args)
-        if _full_form(again) != _full_form(result):
+        make = _new_tensor(args, result)
+        if _full_form(make(self, args)) != _full_form(result):
             raise UncacheableError
-        return made
+        return make
+
+
+def _new_tensor(args: Sequence[Any], result: FakeTensor) -> Make:
+    """Return what makes a tensor like `result`, which shares its storage with one of these arguments or has its own."""
+    shape, stride, dtype, device = tuple(result.shape), result.stride(), result.dtype, result.fake_device
+    offset = int(result.storage_offset())
+    storage = result.untyped_storage()._cdata
+    source = next(
+        (n for n, arg in enumerate(args) if isinstance(arg, Tensor) and arg.untyped_storage()._cdata == storage), None
+    )
+    attributes = {name: value for name, value in result.__dict__.items() if name != "fake_mode"}
+
+    def make(mode: CachedFakeTensorMode, own: Sequence[Any]) -> FakeTensor:
+        """Return a new tensor, without FakeTensor's constructor, which takes as long as all of the rest."""
+        tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        if source is not None:
+            tensor.set_(own[source].untyped_storage(), offset, shape, stride)
+        fake = Tensor._make_subclass(FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device)
+        fake.__dict__.update(attributes, fake_mode=mode)
+        return fake
+
+    return make
 
 
 def _call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
