@@ -15,6 +15,7 @@ from pipeline.prediction import prediction_cache
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.prediction.prediction_cache import CODE, cached, code_digest, prediction_file
+from pipeline.training.typical_step import typical_step
 
 
 @pytest.fixture
@@ -51,10 +52,11 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
         file.unlink()
 
     def ask(number: int) -> None:
-        cached(experiment, CPU, prepared, (number,), lambda: prediction)
+        cached(experiment, CPU, prepared, lambda *_: prediction, (number,))
 
     identity = str(experiment.model.identity(experiment.settings.model))
-    files = [prediction_file(experiment, CPU, prepared, identity, (number,)) for number in range(5)]
+    typical = typical_step(experiment, prepared)
+    files = [prediction_file(experiment, CPU, prepared, identity, (number, typical)) for number in range(5)]
     for number, file in enumerate(files[:4]):
         ask(number)
         os.utime(file, times=(0, time.time() - 10 * prediction_cache.IN_USE_SECONDS + number))

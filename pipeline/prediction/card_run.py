@@ -3,14 +3,13 @@
 import gc
 import os
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from pipeline.base.contracts import Hardware, Prepared
+from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.ranks import Ranks
 from pipeline.base.results import MemoryUse
@@ -22,14 +21,13 @@ from pipeline.memory.work import Work
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import lines_of_documents, lines_of_outliers, masks_known, masks_of
 from pipeline.prediction.prediction import Prediction
-from pipeline.prediction.prediction_cache import cached
 from pipeline.simulation.process.replay import smallest_cap
 from pipeline.simulation.report import unknown_reads_of
 from pipeline.techniques._support import offloading
 from pipeline.training.loop import Loop, train
 from pipeline.training.profiler import record_next_step
 from pipeline.training.step import with_parameters
-from pipeline.training.typical_step import TypicalStep, typical_step
+from pipeline.training.typical_step import TypicalStep
 
 DEVICE = torch.device("cuda:0")
 NUM_STEPS = 3
@@ -40,47 +38,26 @@ NUM_EVENTS = 10**7
 """Of the allocator that are kept, at most: of gpt2 a training has up to 40,000."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardRequest:
-    """An experiment that is to run on a simulated card."""
-
-    experiment: Experiment
-    target: Hardware
-    context_bytes: int
-    budget_bytes: int
-    """Of what the card has beside its context."""
-    prepared: Prepared | None = None
-    """The corpus; None: it is read."""
-    is_recorded: bool = True
-    """Whether it runs under the recorder as well, which takes most of the time and tells the work and the breakdown."""
-
-
-def cached_run(request: CardRequest) -> Prediction:
-    """Return the prediction that the cache has, else that of run_on_card(), which is then cached.
-
-    Raises:
-        Exception: as run_on_card().
-
-    """
-    prepared = request.prepared or request.experiment.read_corpus()
-    typical = typical_step(request.experiment, prepared)
-    experiment = request.experiment.with_random_weights("cpu")  # whose corpus is that of the model's own tokenizer
-    asked = request.context_bytes, request.budget_bytes, typical
-    run = partial(run_on_card, replace(request, experiment=experiment), prepared, typical)
-    return cached(experiment, request.target, prepared, asked, run, needs_breakdown=request.is_recorded)
-
-
-def run_on_card(request: CardRequest, prepared: Prepared, typical: TypicalStep) -> Prediction:
+def run_on_card(
+    experiment: Experiment,
+    prepared: Prepared,
+    typical: TypicalStep,
+    *,
+    context_bytes: int,
+    budget_bytes: int,
+    is_recorded: bool,
+) -> Prediction:
     """Run the training without a cap, with one more step recorded; once more, if it reserves more than its budget.
 
-    This process has no CUDA context yet, and its card has memory for every training.
+    This process has no CUDA context yet, and its card has memory for every training. The recording takes most of the
+    time, and tells the work and the breakdown.
 
     Raises:
         InvalidInputError: the training reads from the card what is not known there and may steer it.
         Exception: whatever the training raises.
 
     """
-    experiment, rows = _shortened(request.experiment, prepared)
+    short, rows = _shortened(experiment, prepared)
     answered = lines_of_documents() | lines_of_outliers()
     with masks_known(**masks_of(experiment, prepared)):
         timeline: Timeline | None = None
@@ -88,27 +65,26 @@ def run_on_card(request: CardRequest, prepared: Prepared, typical: TypicalStep) 
         def at_end(loop: Loop) -> None:
             nonlocal timeline
             _refuse_steering_reads(answered)
-            if request.is_recorded:
+            if is_recorded:
                 timeline = record_next_step(loop)
 
-        use = _use(experiment, rows, at_end)
+        use = _use(short, rows, at_end)
         allocated, reserved = use.peak_allocated_bytes, use.peak_reserved_bytes
         assert allocated is not None
         assert reserved is not None
         smallest = reserved
-        if allocated <= request.budget_bytes < reserved:
-            smallest = _smallest_budget(experiment, rows)
-    accumulation_steps = request.experiment.accumulation_steps
+        if allocated <= budget_bytes < reserved:
+            smallest = _smallest_budget(short, rows)
     return Prediction(
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
-        peak_device_bytes=reserved + request.context_bytes,
+        peak_device_bytes=reserved + context_bytes,
         smallest_budget_bytes=smallest,
         breakdown=None if timeline is None else at_peak(timeline),
-        micro_batch_size=request.experiment.micro_batch_size,
+        micro_batch_size=experiment.micro_batch_size,
         pass_work=Work()
         if timeline is None
-        else timeline.pass_work(accumulation_steps).shortened(typical.share, typical.square_share),
+        else timeline.pass_work(experiment.accumulation_steps).shortened(typical.share, typical.square_share),
         last_pass_work=timeline.last_pass_work if timeline else Work(),
         update_work=timeline.update_work if timeline else Work(),
         num_tokens=typical.num_tokens,

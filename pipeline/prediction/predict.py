@@ -10,13 +10,13 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.config.experiment import Experiment
 from pipeline.memory.breakdown import at_peak
 from pipeline.prediction.card_processes import card_processes
-from pipeline.prediction.card_run import CardRequest, cached_run
+from pipeline.prediction.card_run import run_on_card
 from pipeline.prediction.cards import variables_on
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake.trace import trace
 from pipeline.prediction.prediction import Prediction
 from pipeline.prediction.prediction_cache import cached
-from pipeline.training.typical_step import TypicalStep, typical_step
+from pipeline.training.typical_step import TypicalStep
 
 
 def predict(
@@ -45,10 +45,7 @@ def predict(
         if not isinstance(outcome, Prediction):
             raise outcome
         return outcome
-    prepared = prepared or experiment.read_corpus()
-    typical = typical_step(experiment, prepared)
-    experiment = experiment.with_random_weights("cpu")
-    return cached(experiment, target, prepared, (typical,), partial(_predict_on_cpu, experiment, prepared, typical))
+    return cached(experiment, target, prepared, _predict_on_cpu)
 
 
 def _predict_on_cpu(experiment: Experiment, prepared: Prepared, typical: TypicalStep) -> Prediction:
@@ -83,20 +80,13 @@ def predict_on_card(
     """
     context = context_bytes_of(target)
     free_bytes = target.memory_bytes - context
-    requests = [
-        CardRequest(
-            experiment=one,
-            target=target,
-            context_bytes=context,
-            budget_bytes=free_bytes if budget_bytes is None else min(budget_bytes, free_bytes),
-            prepared=prepared,
-            is_recorded=is_recorded,
-        )
-        for one in experiments
-    ]
+    budget_bytes = free_bytes if budget_bytes is None else min(budget_bytes, free_bytes)
+    run = partial(run_on_card, context_bytes=context, budget_bytes=budget_bytes, is_recorded=is_recorded)
+    asked = context, budget_bytes
+    work = partial(cached, target=target, prepared=prepared, predict=run, asked=asked, needs_breakdown=is_recorded)
     card = variables_on(target)
     variables = [{**os.environ, **one.environment, **card, **_rank_of(one)} for one in experiments]
-    yield from card_processes().call(cached_run, requests, variables)
+    yield from card_processes().call(work, experiments, variables)
 
 
 def _rank_of(experiment: Experiment) -> dict[str, str]:

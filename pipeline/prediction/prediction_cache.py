@@ -21,6 +21,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.memory.allocator_options import options_in
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import version_of
+from pipeline.training.typical_step import TypicalStep, typical_step
 
 LIMIT_BYTES = 1024 * MIB
 """Size above which the least recently used files are removed."""
@@ -56,22 +57,26 @@ T = TypeVar("T")
 def cached(
     experiment: Experiment,
     target: Hardware,
-    prepared: Prepared,
-    asked: tuple[object, ...],
-    predict: Callable[[], Prediction],
+    prepared: Prepared | None,
+    predict: Callable[[Experiment, Prepared, TypicalStep], Prediction],
+    asked: tuple[object, ...] = (),
     needs_breakdown: bool = False,
 ) -> Prediction:
     """Return the prediction that the cache has, else the one of `predict`, which is then cached.
 
-    `asked` is what else it depends on. Of a model that may change unseen (Model.identity()) none is cached.
+    `predict` is given the run with random weights, its corpus, which is read unless it is `prepared`, and its typical
+    step. `asked` is what else it depends on. Of a model that may change unseen (Model.identity()) none is cached.
     """
+    prepared = prepared or experiment.read_corpus()
+    typical = typical_step(experiment, prepared)
+    experiment = experiment.with_random_weights("cpu")  # whose corpus is that of the model's own tokenizer
     identity = experiment.model.identity(experiment.settings.model)
     if identity is None:
-        return predict()
-    file = prediction_file(experiment, target, prepared, identity, asked)
+        return predict(experiment, prepared, typical)
+    file = prediction_file(experiment, target, prepared, identity, (*asked, typical))
     found = read_cached(file, PREDICTION)
     if found is None or (needs_breakdown and found.breakdown is None):
-        found = predict()
+        found = predict(experiment, prepared, typical)
         write_cached(file, PREDICTION, found)
     return found
 
