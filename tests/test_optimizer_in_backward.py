@@ -1,5 +1,6 @@
 """The optimizer in the backward pass: fewer gradients, tied parameters once, and what clipping costs in memory."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -103,8 +104,8 @@ def test_an_update_that_fails_leaves_the_optimizers_groups_as_they_were() -> Non
 
 
 def test_an_error_of_the_prediction_without_clipping_costs_only_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*_: object) -> None:
-        raise RuntimeError("an operator without a fake implementation")
+    def failing(*_: object, **__: object) -> Iterator[tuple[int, InvalidInputError]]:
+        yield 0, InvalidInputError("predicting it raises RuntimeError: an operator without a fake implementation")
 
     monkeypatch.setattr("pipeline.planning.clipping.predict_each", failing)
     assert cost_of_clipping([(tiny(**{**SMALL_BATCH, "max_grad_norm": 1.0}), 2**20)], CPU, 2**20) is None

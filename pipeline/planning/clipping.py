@@ -27,10 +27,7 @@ def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardwa
     if not possible:
         return None
     before, other, one = min(possible, key=lambda each: each[0])
-    try:
-        [(_, prediction)] = predict_each([other], target, budget_bytes=budget_bytes)
-    except Exception:  # of any model on fake tensors: a sentence more is not worth the plan or the search
-        return None
+    [(_, prediction)] = predict_each([other], target, budget_bytes=budget_bytes)
     if not isinstance(prediction, Prediction) or prediction.peak_bytes >= before:
         return None
     fits = ", which fits" if prediction.fits(budget_bytes) and before > budget_bytes else ""

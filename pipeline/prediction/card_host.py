@@ -16,7 +16,6 @@ import signal
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 
 import torch
@@ -30,21 +29,14 @@ LEARNED = ("torch.", "transformers.")
 """Beginnings of the names of modules that this process imports as soon as a forked one needed them."""
 
 
-@dataclass(frozen=True)
-class Forked:
-    """A process that serves a request."""
-
-    number: int
-    pid: int
-
-
 class CardHost:
     """Serves requests, a number of them at a time, until its connection ends."""
 
     def __init__(self, connection: Connection, num_processes: int) -> None:
         self._connection, self._num_processes = connection, num_processes
         self._waiting: OrderedDict[int, bytes] = OrderedDict()
-        self._running: dict[Connection, Forked] = {}
+        self._running: dict[Connection, tuple[int, int]] = {}
+        """The number of a request and the process that serves it, by the connection from which its outcome comes."""
         self._seen = {*sys.modules}
 
     def serve(self) -> None:
@@ -61,8 +53,8 @@ class CardHost:
         except (EOFError, ConnectionError):
             pass
         finally:
-            for forked in self._running.values():
-                os.kill(forked.pid, signal.SIGKILL)
+            for _, pid in self._running.values():
+                os.kill(pid, signal.SIGKILL)
 
     def _receive(self) -> None:
         number, request = self._connection.recv()
@@ -70,9 +62,9 @@ class CardHost:
             self._waiting[number] = request
             return
         self._waiting.pop(number, None)
-        for forked in self._running.values():
-            if forked.number == number:
-                os.kill(forked.pid, signal.SIGKILL)
+        for running, pid in self._running.values():
+            if running == number:
+                os.kill(pid, signal.SIGKILL)
 
     def _start(self, number: int, request: bytes) -> None:
         reader, writer = Pipe(duplex=False)
@@ -87,19 +79,19 @@ class CardHost:
                 writer.send((outcome, [name for name in sys.modules if name not in imported]))
             os._exit(0)
         writer.close()
-        self._running[reader] = Forked(number, pid)
+        self._running[reader] = (number, pid)
 
     def _finish(self, reader: Connection) -> None:
-        forked = self._running.pop(reader)
+        number, pid = self._running.pop(reader)
         try:
             outcome, imported = reader.recv()
         except (EOFError, OSError):  # it was ended, perhaps while it was sending
             outcome, imported = None, []
         reader.close()
-        _, status = os.waitpid(forked.pid, 0)
+        _, status = os.waitpid(pid, 0)
         if outcome is None:
             outcome = pickle.dumps(RuntimeError(f"its process ended with {os.waitstatus_to_exitcode(status)}"))
-        self._connection.send((forked.number, outcome))
+        self._connection.send((number, outcome))
         self._learn(imported)
 
     def _learn(self, names: list[str]) -> None:

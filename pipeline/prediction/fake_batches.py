@@ -34,26 +34,14 @@ class RepeatedRow(Sequences):
         return num_rows * num_tokens, num_rows * num_targets
 
 
-class OfLength(Sequences):
+class OfLength(RepeatedRow):
     """The first example of a corpus at another length: what a corpus of such documents has, without reading one."""
 
     def __init__(self, sequences: Sequences, length: int) -> None:
         """Have examples of `length` tokens, all of which are targets but the first."""
-        self._row, self._length = sequences.batch([0]), length
-
-    def __len__(self) -> int:
-        return 1
-
-    def batch(self, rows: Sequence[int]) -> Batch:
-        """Return empty tensors of the example's types; names that share a tensor still share it."""
-        made = {
-            id(tensor): torch.empty((len(rows), *tensor.shape[1:-1], self._length), dtype=tensor.dtype)
-            for tensor in self._row.values()
-        }
-        return {name: made[id(tensor)] for name, tensor in self._row.items()}
-
-    def count(self, batch: Batch) -> tuple[int, int]:
-        """Return the tokens and targets of the batch."""
-        some = next(iter(batch.values()))
+        super().__init__(sequences)
+        some = next(iter(self._row.values()))
         num_documents = some[..., 0].numel()
-        return num_documents * self._length, len(some) if some.dim() > 2 else num_documents * (self._length - 1)
+        self._counts = num_documents * length, 1 if some.dim() > 2 else num_documents * (length - 1)
+        made = {id(tensor): tensor.new_empty((*tensor.shape[:-1], length)) for tensor in self._row.values()}
+        self._row = {name: made[id(tensor)] for name, tensor in self._row.items()}
