@@ -31,8 +31,7 @@ from pipeline.cli import main
 from pipeline.config.command import NO_TERMINAL, Command
 from pipeline.config.command_template import Template
 from pipeline.config.patched_file import read_patched_file
-from pipeline.prediction.commands.command import CommandPrediction, predict_commands
-from pipeline.prediction.commands.conditions import conditions, sources_of
+from pipeline.prediction.commands.command import CommandPrediction, conditions, predict_commands, sources_of
 from pipeline.report.findings import read_findings
 from pipeline.runtime.run import execute
 from pipeline.searching.certificate import UNFIT

@@ -18,11 +18,10 @@ from pipeline.base.ranks import Ranks
 from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
 from pipeline.memory.timeline import Timeline
+from pipeline.prediction.fake.bitsandbytes import four_bit_layers, quantize, quantized_states
 from pipeline.prediction.fake.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.fake.cpu_buffers import cpu_buffers
 from pipeline.prediction.fake.ctc_loss import ctc_loss
-from pipeline.prediction.fake.eight_bit import quantized_states
-from pipeline.prediction.fake.four_bit import four_bit_layers, quantize
 from pipeline.prediction.fake.gradient_buckets import GradientBuckets
 from pipeline.prediction.fake.grouped_products import grouped_products
 from pipeline.prediction.fake.model import leave_out_values

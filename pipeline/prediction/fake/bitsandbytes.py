@@ -1,7 +1,7 @@
-"""bitsandbytes' 4-bit layers on fake tensors: its own code, but for what reads values or addresses of tensors.
+"""bitsandbytes on fake tensors: its own code, but for what reads values or addresses of tensors.
 
-Its operators have fake kernels of its own, which allocate what they return. What its product allocates besides that is
-told by the operators that it consists of.
+On a CPU its operators are functions of torch's operators, which are run in their place, so that what they allocate is
+seen; those of 4 bits have fake kernels of its own, which allocate what they return.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.library import Library
 
-from pipeline.prediction.fake.eight_bit import unread_map
+from pipeline.config.experiment import Experiment
 from pipeline.techniques._support import quantized_layers
+
+CODES = 256
+"""Numbers that 8 bits can have: those of a state, or of a scale that is quantized itself."""
+
+
+@contextmanager
+def quantized_states(experiment: Experiment) -> Iterator[None]:
+    """Replace functions of bitsandbytes, if the experiment uses them, and restore them on exit.
+
+    Enter it before any tensor is fake: bitsandbytes makes tensors as it is imported.
+    """
+    settings: Any = experiment.settings
+    if not settings.optimizer.endswith("8bit"):
+        yield
+        return
+    functional, on_cpu = import_module("bitsandbytes.functional"), import_module("bitsandbytes.backends.cpu.ops")
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(functional, "create_dynamic_map", unread_map))
+        for name in ("optimizer_update_8bit_blockwise", "optimizer_update_32bit"):
+            stack.enter_context(patch.object(torch.ops.bitsandbytes, name, getattr(on_cpu, f"_{name}_cpu")))
+        yield
+
+
+def unread_map(*_: Any, **__: Any) -> Tensor:
+    """Return a map of 8-bit codes in place of bitsandbytes' create_dynamic_map, which reads it."""
+    return torch.empty(CODES)
 
 
 @contextmanager
