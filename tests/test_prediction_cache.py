@@ -14,7 +14,7 @@ from test_adapter import write_configuration
 from pipeline.prediction import prediction_cache
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
-from pipeline.prediction.prediction_cache import CODE, cached, code_digest, prediction_file
+from pipeline.prediction.prediction_cache import CODE, cached, code_digest, prediction_file, remove_least_used
 from pipeline.training.typical_step import typical_step
 
 
@@ -63,9 +63,11 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
     (folder / "another-file").write_bytes(bytes(10**6))
     ask(0)
     monkeypatch.setattr(prediction_cache, "LIMIT_BYTES", 2 * files[0].stat().st_size)
+    remove_least_used.cache_clear()  # as in another process
     ask(4)
     assert [file.exists() for file in files] == [True, False, False, False, True]
     monkeypatch.setattr(prediction_cache, "LIMIT_BYTES", 0)
+    remove_least_used.cache_clear()
     ask(3)
     assert [file.exists() for file in files] == [True, False, False, True, True]  # all used a moment ago
     assert (folder / "another-file").exists()

@@ -13,13 +13,12 @@ from contextlib import closing
 import numpy as np
 
 from pipeline.base.contracts import Hardware
-from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value, without_size
 from pipeline.planning.expectation import Expectation
 from pipeline.planning.step_time import CostPrior, estimated
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict_all import Predicted, predict_each
 from pipeline.prediction.prediction import Prediction
 
 FEWEST = 48
@@ -28,7 +27,6 @@ MAY_FIT = 1.15
 """Expected share of the budget up to which a configuration is simulated: expectations err."""
 MAY_FIT_BESIDE, MAY_BE_FASTER_BESIDE = 2.0, 1.5
 """The same of one that differs in one value from the best, and its expected share of the best one's time."""
-Predicted = Prediction | InvalidInputError
 
 
 def predict_promising(
@@ -47,7 +45,7 @@ def predict_promising(
         return
     known: dict[int, Predicted] = {}
     space = _Space(experiments, choices, budget_bytes, prior)
-    wanted = space.first()
+    wanted = space.expectation.first()
     while wanted:
         with closing(
             predict_each([experiments[number] for number in wanted], target, budget_bytes=budget_bytes)
@@ -72,13 +70,9 @@ class _Space:
     ) -> None:
         self._experiments, self._choices = experiments, choices
         self._budget_bytes, self._prior = budget_bytes, prior
-        self._expectation = Expectation(choices, [one.micro_batch_size for one in experiments])
+        self.expectation = Expectation(choices, [one.micro_batch_size for one in experiments])
         self._without_size = [without_size(choice) for choice in choices]
         self._accumulates = [one.accumulation_steps > 1 for one in experiments]
-
-    def first(self) -> list[int]:
-        """Return those that tell most of the others."""
-        return self._expectation.first()
 
     def is_hopeless(self, known: Mapping[int, Predicted]) -> bool:
         """Whether the parameters, which no value of a dimension changes, exceed the budget."""
@@ -96,16 +90,16 @@ class _Space:
             return []
         seconds = {number: math.log(self._seconds(number, one)) for number, one in predictions.items()}
         peaks = {number: one.smallest_budget_bytes / self._budget_bytes for number, one in predictions.items()}
-        seconds_N = np.exp(self._expectation.of_all(seconds))[left]
-        peaks_N = self._expectation.of_all(peaks)[left]
+        seconds_N = np.exp(self.expectation.of_all(seconds))[left]
+        peaks_N = self.expectation.of_all(peaks)[left]
         if not predictions[best].fits(self._budget_bytes):
-            is_wanted = np.isin(left, [*self._expectation.may_be_leanest(peaks, self._accumulates, len(known))])
+            is_wanted = np.isin(left, [*self.expectation.may_be_leanest(peaks, self._accumulates, len(known))])
             return [int(number) for number in left[is_wanted][np.argsort(peaks_N[is_wanted])][:num_in_round]]
         limit = self._seconds(best, predictions[best])
         is_wanted = (peaks_N <= MAY_FIT) & (seconds_N < limit)
         if not is_wanted.any():
             may_be_better = (peaks_N <= MAY_FIT_BESIDE) & (seconds_N < MAY_BE_FASTER_BESIDE * limit)
-            is_wanted = np.isin(left, [*self._expectation.beside(best)]) & may_be_better
+            is_wanted = np.isin(left, [*self.expectation.beside(best)]) & may_be_better
         return [int(number) for number in left[is_wanted][np.argsort(seconds_N[is_wanted])][:num_in_round]]
 
     def _best(self, predictions: Mapping[int, Prediction]) -> int | None:

@@ -135,9 +135,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     connection = Connection(int(sys.argv[1]))
     preload()
-    from pipeline.prediction.prediction_cache import code_digest
+    from pipeline.base.files import cache_folder
+    from pipeline.prediction.prediction_cache import code_digest, remove_least_used
 
     code_digest()  # which every request needs, and the processes that are forked then have
+    with contextlib.suppress(InvalidInputError):  # which these say, if they need the folder
+        remove_least_used(cache_folder())  # once for all of them
     gc.freeze()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     CardHost(connection, int(sys.argv[2])).serve()

@@ -19,6 +19,8 @@ from pipeline.prediction.prediction_cache import IRRELEVANT
 from pipeline.runtime.worker_pool import run_all, worker_pool
 
 Found = TypeVar("Found")
+Predicted = Prediction | InvalidInputError
+"""A prediction, or why there is none."""
 SPLIT = ("micro_batch_size", "accumulation_steps", "effective_batch_size")
 """Settings of how a batch is split."""
 
@@ -29,7 +31,7 @@ def predict_each(
     *,
     budget_bytes: int | None = None,
     is_recorded: bool = True,
-) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
+) -> Generator[tuple[int, Predicted], None, None]:
     """Yield the index of each experiment and its prediction, or why it cannot be predicted, as completed.
 
     `budget_bytes` is what a card has for each; without a recording, predictions on one have no work and no breakdown.
@@ -43,8 +45,16 @@ def predict_each(
 
 def _predict_on_card(
     experiments: Sequence[Experiment], target: Hardware, budget_bytes: int | None, is_recorded: bool
-) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
+) -> Generator[tuple[int, Predicted], None, None]:
     """Yield predictions whose work is recorded at the smallest and the largest micro-batch, and linear between them."""
+
+    def of_some(numbers: Sequence[int], *, is_recorded: bool) -> Generator[tuple[int, Predicted], None, None]:
+        some = [experiments[number] for number in numbers]
+        outcomes = predict_on_card(some, target, budget_bytes=budget_bytes, is_recorded=is_recorded)
+        with closing(outcomes):
+            for place, outcome in outcomes:
+                yield numbers[place], outcome if isinstance(outcome, Prediction) else why_not_predicted(outcome)
+
     families: dict[str, list[int]] = {}
     for number, experiment in sorted(enumerate(experiments), key=lambda each: each[1].micro_batch_size):
         reason = experiment.unsupported(target)
@@ -53,41 +63,24 @@ def _predict_on_card(
         else:
             yield number, InvalidInputError(reason)
     if not is_recorded:
-        yield from _on_card(experiments, [*chain(*families.values())], target, budget_bytes, is_recorded=False)
+        yield from of_some([*chain(*families.values())], is_recorded=False)
         return
     recorded: dict[int, Prediction] = {}
     ends = [number for numbers in families.values() for number in dict.fromkeys((numbers[0], numbers[-1]))]
-    for number, prediction in _on_card(experiments, ends, target, budget_bytes, is_recorded=True):
+    for number, prediction in of_some(ends, is_recorded=True):
         if isinstance(prediction, Prediction):
             recorded[number] = prediction
         yield number, prediction
-    ends_of = {
-        n: (recorded.get(numbers[0]), recorded.get(numbers[-1])) for numbers in families.values() for n in numbers
-    }
-    between = [number for numbers in families.values() for number in numbers[1:-1]]
-    known = [number for number in between if all(ends_of[number])]
-    for number, prediction in _on_card(experiments, known, target, budget_bytes, is_recorded=False):
-        low, high = ends_of[number]
-        assert low is not None and high is not None
-        yield number, _with_work(prediction, low, high) if isinstance(prediction, Prediction) else prediction
-    others = [number for number in between if not all(ends_of[number])]
-    yield from _on_card(experiments, others, target, budget_bytes, is_recorded=True)
-
-
-def _on_card(
-    experiments: Sequence[Experiment],
-    numbers: Sequence[int],
-    target: Hardware,
-    budget_bytes: int | None,
-    *,
-    is_recorded: bool,
-) -> Generator[tuple[int, Prediction | InvalidInputError], None, None]:
-    """Yield some of the experiments' predictions."""
-    those = [experiments[number] for number in numbers]
-    outcomes = predict_on_card(those, target, budget_bytes=budget_bytes, is_recorded=is_recorded)
-    with closing(outcomes):
-        for place, outcome in outcomes:
-            yield numbers[place], outcome if isinstance(outcome, Prediction) else why_not_predicted(outcome)
+    ends_of: dict[int, tuple[Prediction, Prediction]] = {}
+    others: list[int] = []
+    for first, *between, last in (numbers for numbers in families.values() if len(numbers) > 1):
+        if first in recorded and last in recorded:
+            ends_of |= dict.fromkeys(between, (recorded[first], recorded[last]))
+        else:
+            others += between
+    for number, prediction in of_some([*ends_of], is_recorded=False):
+        yield number, _with_work(prediction, *ends_of[number]) if isinstance(prediction, Prediction) else prediction
+    yield from of_some(others, is_recorded=True)
 
 
 def _with_work(prediction: Prediction, low: Prediction, high: Prediction) -> Prediction:

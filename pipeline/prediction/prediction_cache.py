@@ -5,7 +5,7 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -121,26 +121,26 @@ def read_cached(file: Path, kind: TypeAdapter[T]) -> T | None:
 
 
 def write_cached(file: Path, kind: TypeAdapter[T], prediction: T) -> None:
-    """Write a prediction, unless the disk is full, and remove the least recently used files above the limit."""
+    """Write a prediction, unless the disk is full."""
     with contextlib.suppress(OSError):
         write_atomically(file, kind.dump_json(prediction))
-    used = sorted(_files(file.parent))
+    remove_least_used(file.parent)
+
+
+@lru_cache
+def remove_least_used(folder: Path) -> None:
+    """Remove the least recently used files above the limit, once in a process: it looks at every file."""
+    used: list[tuple[float, int, Path]] = []
+    for file in folder.glob(PATTERN):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            state = file.stat()
+            used.append((state.st_mtime, state.st_size, file))
     total = sum(num_bytes for _, num_bytes, _ in used)
-    for last_used, num_bytes, old in used:
+    for last_used, num_bytes, old in sorted(used):
         if total <= LIMIT_BYTES or last_used > time.time() - IN_USE_SECONDS:
             return
         old.unlink(missing_ok=True)
         total -= num_bytes
-
-
-def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yield when each file was last used, its bytes and its path."""
-    for file in folder.glob(PATTERN):
-        try:
-            state = file.stat()
-        except FileNotFoundError:  # another process has removed it
-            continue
-        yield state.st_mtime, state.st_size, file
 
 
 def _card_state(experiment: Experiment) -> tuple[object, ...]:

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from pipeline.memory.breakdown import Breakdown, at_event
 from pipeline.prediction.commands.smallest_memory import card_of, run_in
 from pipeline.prediction.commands.snapshot import SourceLines, history_of
@@ -97,7 +95,7 @@ def with_tensor(failed: OutOfMemory, wanted: Simulate, folder: Path) -> OutOfMem
     if not file.exists():
         return failed
     rounded = _rounded_bytes(*again)
-    content = TypeAdapter(dict[str, Any]).validate_python(json.loads(file.read_text()))
+    content: dict[str, Any] = json.loads(file.read_text())
     made = [one for one in content["made"] if _rounded(one[2]) == rounded]
     shape, dtype, _ = made[0] if made else (None, None, None)
     return replace(
