@@ -1,6 +1,5 @@
 """The cards of pipeline/simulation/cards.py as prediction sees them."""
 
-import re
 from dataclasses import replace
 
 from pipeline.base.contracts import Hardware
@@ -19,8 +18,6 @@ BUILDS = (
 Torch 2.14 is the last with a build for CUDA 12.6, which has them from 5.0 on (pytorch issues 172352 and 190385), and
 builds for CUDA 11.8 have sm_37 (the architectures that torch.cuda.get_arch_list() shows there).
 """
-
-NOT_OF_MODEL = re.compile(r"^\d+ x | \(.*\)$")
 
 
 def _hardware(card: Card) -> Hardware:
@@ -51,7 +48,7 @@ def assumed_context_bytes(card: Hardware) -> int:
 
 def model_of(card: Hardware) -> str:
     """Return the name of a card without how many there are of it, and without what was said of it in words."""
-    return NOT_OF_MODEL.sub("", card.name)
+    return card.name_of_one.partition(" (")[0]
 
 
 def card_like(target: Hardware) -> Card:

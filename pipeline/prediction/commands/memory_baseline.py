@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -81,9 +81,8 @@ def _conditions(simulation: Simulation, command: str) -> dict[str, str]:
 
 def to_text(baseline: MemoryBaseline) -> str:
     """Return the content of its file: JSON with a row for each source line, so that a difference in git is readable."""
-    head = TypeAdapter(MemoryBaseline).dump_python(replace(baseline, lines=()), mode="json")
-    head.pop("lines")
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in TypeAdapter(MemoryBaseline).dump_python(baseline)["lines"])
+    head = TypeAdapter(MemoryBaseline).dump_python(baseline, mode="json")
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in head.pop("lines"))
     return f'{json.dumps(head, indent=1).removesuffix("}").rstrip()},\n "lines": [\n{rows}\n ]\n}}\n'
 
 

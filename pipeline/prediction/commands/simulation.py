@@ -208,10 +208,10 @@ def simulate(
     wanted, run = run_it(wanted, folder / "first", is_hidden=is_hidden)
     _check_uses_card(wanted, run)
     (verdict, reason), failed, notes, roomy = _verdict(wanted, run), out_of_memory(run), _notes(wanted, run), run
-    bytes_with_workspaces, without_hook = None, replace(wanted, hook=None)
+    bytes_with_workspaces = None
     if verdict is Verdict.FITS and _uses_cudnn(run):
         say("running it again with the largest workspaces that cuDNN may take")
-        largest = run_in(replace(without_hook, has_largest_workspaces=True), folder / "with_workspaces")
+        largest = run_in(replace(wanted, hook=None, has_largest_workspaces=True), folder / "with_workspaces")
         if out_of_memory(largest) is not None:
             verdict, notes = Verdict.NONE, (NEEDS_KNOWN_WORKSPACES, *notes)
             reason = "it depends on workspaces that only cuDNN knows (see below)"
@@ -221,7 +221,7 @@ def simulate(
     if verdict is Verdict.DOES_NOT_FIT:
         say(f"it does not fit; running it on a card with {UNLIMITED_MIB // 1024} GiB, to see what it needs")
         ran, roomy = run_it(with_room(wanted), folder / "with_room")
-        wanted, without_hook = (replace(each, values=ran.values) for each in (wanted, without_hook))
+        wanted = replace(wanted, values=ran.values)
         notes = (*_notes(wanted, roomy if roomy.records else run), *_note_on_failure(roomy))
         failed = None if failed is None else replace(failed, held=held_then(run, roomy))
     shared_bytes, shared_note = _shared_card(roomy)
@@ -232,7 +232,7 @@ def simulate(
     smallest, has_verdict = SmallestMemory(), verdict is not Verdict.NONE
     if roomy.records and roomy.is_complete and has_verdict and shared_note is None and finds_smallest:
         say("looking for the smallest memory")
-        smallest = smallest_memory(without_hook, roomy, folder / "smallest")
+        smallest = smallest_memory(replace(wanted, hook=None), roomy, folder / "smallest")
     for number, record in enumerate(roomy.records):
         shutil.copy(record.snapshot, folder / f"memory_snapshot_{number}.pickle")
     processes = (_memory(roomy, record) for record in roomy.records if record.has_allocated)
