@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pipeline.memory.work_counter import Memo
-from pipeline.prediction.fake.measured_operators import with_workspace
+from pipeline.prediction.fake.cpu_buffers import with_workspace
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments and results that are cached by value."""

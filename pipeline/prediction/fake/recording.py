@@ -9,8 +9,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 
 from pipeline.base.contracts import Prepared, Trainable
 from pipeline.base.errors import InvalidInputError, first_line, origin
@@ -21,10 +21,8 @@ from pipeline.memory.timeline import Timeline
 from pipeline.prediction.fake.bitsandbytes import four_bit_layers, quantize, quantized_states
 from pipeline.prediction.fake.cached_operators import CachedFakeTensorMode
 from pipeline.prediction.fake.cpu_buffers import cpu_buffers
-from pipeline.prediction.fake.ctc_loss import ctc_loss
 from pipeline.prediction.fake.gradient_buckets import GradientBuckets
-from pipeline.prediction.fake.grouped_products import grouped_products
-from pipeline.prediction.fake.model import leave_out_values
+from pipeline.prediction.fake.operators import ctc_loss, grouped_products
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import masks_of, without_values
 from pipeline.techniques._support import data_parallel
@@ -97,7 +95,7 @@ def _record(experiment: Experiment, prepared: Prepared, num_rows: int, built: Tr
     def build(experiment: Experiment, prepared: Prepared, ranks: Ranks) -> Step:
         trainable = built or _fake_model(experiment, prepared)
         if built is not None:
-            leave_out_values(built.module, CPU)
+            _leave_out_values(built.module)
         step = with_parameters(experiment, trainable, ranks)
         quantize(step.trainable.module)
         return step
@@ -117,6 +115,33 @@ def _fake_model(experiment: Experiment, prepared: Prepared) -> Trainable:
         return experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
     except Exception as error:  # of the model's code: with values it may be built, or raise what the user is to see
         raise _NeedsValuesError(why_not_recorded(origin(error))) from error
+
+
+def _leave_out_values(module: nn.Module) -> None:
+    """Replace the tensors of a module by fake ones of the same form; those that share a storage still do."""
+    made: dict[tuple[int, torch.dtype], Tensor] = {}
+    parameters: dict[int, nn.Parameter] = {}
+
+    def without_values(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        key, num_elements = (storage._cdata, tensor.dtype), storage.nbytes() // tensor.itemsize
+        if key not in made:
+            form = (tensor.shape, tensor.stride()) if tensor.numel() == num_elements else ((num_elements,), (1,))
+            made[key] = torch.empty_strided(*form, dtype=tensor.dtype, device=CPU)
+        alike = made[key]
+        if (alike.shape, alike.stride()) != (tensor.shape, tensor.stride()):
+            alike = alike.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        if not isinstance(tensor, nn.Parameter):
+            return alike
+        if id(tensor) not in parameters:
+            parameters[id(tensor)] = nn.Parameter(alike, requires_grad=tensor.requires_grad)
+        return parameters[id(tensor)]
+
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers, vars(part)):
+            for name, tensor in list(tensors.items()):
+                if isinstance(tensor, Tensor) and not isinstance(tensor, FakeTensor):
+                    tensors[name] = without_values(tensor)  # type: ignore[assignment]
 
 
 @contextmanager
