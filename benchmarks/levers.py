@@ -30,7 +30,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.given import nested
 from pipeline.config.variants import EntryPoint, load_entry_point
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict_each
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute
 

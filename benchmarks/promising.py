@@ -22,7 +22,7 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.jobs.plan import make_plan
 from pipeline.planning.plan import CardPlan
-from pipeline.prediction.predict_all import Predicted, predict_each
+from pipeline.prediction.predict import Predicted, predict_each
 
 CASES: dict[str, dict[str, Any]] = {
     "gpt2 on t4": {"gpu": "t4", "model": "gpt2", "effective_batch_size": 8},

@@ -29,7 +29,7 @@ from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.given import merged, nested
 from pipeline.config.space import Choice, Space
 from pipeline.memory.device import find_device, hardware_of
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
 from pipeline.runtime.run import execute

@@ -27,7 +27,7 @@ from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.planning.rates import cost_prior, links_of
 from pipeline.planning.step_time import StepTime, estimated
 from pipeline.prediction.cards import find_hardware
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict_each
 from pipeline.prediction.prediction import Prediction
 
 FOLDER = Path(__file__).parent

@@ -15,8 +15,7 @@ from pipeline.memory.device import hardware_of
 from pipeline.prediction import cuda_context as context
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.cuda_context import measure_context, trainings
-from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict, predict_each
 from pipeline.simulation.cards import ASSUMED_CONTEXT, T4_CONTEXT
 
 MIB = 2**20

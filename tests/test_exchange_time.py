@@ -18,8 +18,7 @@ from pipeline.memory.work_counter import WorkCounter
 from pipeline.planning.rates import cost_prior, links_of
 from pipeline.planning.step_time import estimated
 from pipeline.prediction.cards import find_hardware
-from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.simulation import cards
 from pipeline.simulation.links import LINKS, Link, Links, find_link, link_of

@@ -21,7 +21,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.variants import load_single
 from pipeline.jobs.comparison import run_comparison
 from pipeline.memory.device import hardware_of
-from pipeline.prediction import predict_all as predict_module
+from pipeline.prediction import predict as predict_module
 from pipeline.prediction.predict import predict
 from pipeline.report.findings import read_findings
 from pipeline.runtime.observer import Observer, Run

@@ -29,8 +29,7 @@ from pipeline.prediction.fake.recording import simulated
 from pipeline.prediction.fake.trace import LARGEST_GROWTH_BYTES, record, trace
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import SUPPORTED, notes_on
-from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict, predict_each
 from pipeline.training.loop import Loop, Message, train
 from pipeline.training.step import build_step, make_optimizer
 

@@ -20,10 +20,9 @@ from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.planning.plan import planned_row
 from pipeline.planning.rates import cost_prior
 from pipeline.prediction import card_processes
-from pipeline.prediction import predict_all as predict_all_module
+from pipeline.prediction import predict as predict_module
 from pipeline.prediction.cards import find_hardware, variables_on
-from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.simulation.cards import ASSUMED_CONTEXT, CARDS
 from pipeline.simulation.run import on_cuda_build
@@ -145,7 +144,7 @@ def test_work_is_that_of_the_micro_batch_whether_it_is_counted_or_between_two(
     largest: int, prediction: Prediction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The work of 4 sequences is linear between 1 and 8, and counted by itself where 16 are not predicted."""
-    real, counted = predict_all_module.predict_on_card, set[int]()
+    real, counted = predict_module.predict_on_card, set[int]()
 
     def without_16(experiments: Sequence[Experiment], *args: Any, **options: Any) -> Iterator[tuple[int, object]]:
         counted.update(one.micro_batch_size for one in experiments if options["is_recorded"])
@@ -153,7 +152,7 @@ def test_work_is_that_of_the_micro_batch_whether_it_is_counted_or_between_two(
             refused = experiments[number].micro_batch_size == 16
             yield number, InvalidInputError("not predicted") if refused else outcome
 
-    monkeypatch.setattr(predict_all_module, "predict_on_card", without_16)
+    monkeypatch.setattr(predict_module, "predict_on_card", without_16)
     sizes = (1, 4, largest)
     experiments = [tiny(**{**RECOMPUTED, "micro_batch_size": size, "effective_batch_size": 16}) for size in sizes]
     found = dict(predict_each(experiments, A100))

@@ -22,8 +22,7 @@ from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
 from pipeline.models.user_model import UserModel
 from pipeline.prediction.cards import find_hardware
-from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict, predict_each
 from pipeline.runtime.run import execute
 from pipeline.searching.acquisition import Rules, evaluate
 from pipeline.searching.candidates import Candidate, make_candidates
@@ -157,8 +156,8 @@ def test_any_error_of_the_recorder_is_the_cause_of_a_missing_prediction(monkeypa
         raise AttributeError("torch has no such name")
 
     monkeypatch.setattr("pipeline.prediction.fake.trace.record", broken)
-    monkeypatch.setattr("pipeline.prediction.predict_all.worker_pool", nullcontext)  # a worker would not be broken
-    monkeypatch.setattr("pipeline.prediction.predict_all.run_all", lambda _, work, tasks: enumerate(map(work, tasks)))
+    monkeypatch.setattr("pipeline.prediction.predict.worker_pool", nullcontext)  # a worker would not be broken
+    monkeypatch.setattr("pipeline.prediction.predict.run_all", lambda _, work, tasks: enumerate(map(work, tasks)))
     [(_, outcome)] = predict_each([tiny(vocabulary_size=303)], CPU)
     assert str(outcome) == "predicting it raises AttributeError: torch has no such name"
     monkeypatch.setattr("pipeline.searching.candidates.predict_each", lambda *_, **__: iter([(0, outcome)]))

@@ -20,8 +20,7 @@ from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
-from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.fork_server import loading, server_pid, start_server, stop_server
 from pipeline.runtime.placement import Placement
@@ -204,7 +203,7 @@ import sys
 sys.path.insert(0, "tests")
 from conftest import tiny
 from test_worker_pool import CPU
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict_each
 for number, _ in predict_each([tiny(micro_batch_size=size) for size in range(9, 409)], CPU):
     print(number, flush=True)
 """

@@ -35,7 +35,7 @@ from pipeline.planning.step_time import CostPrior
 from pipeline.prediction.card_processes import card_processes
 from pipeline.prediction.cards import notes_on_card
 from pipeline.prediction.patches import notes_on
-from pipeline.prediction.predict_all import counted_causes, predict_each
+from pipeline.prediction.predict import counted_causes, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.environment import environment
 from pipeline.simulation.links import GPUS_PER_MACHINE

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pipeline.base.contracts import Hardware
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
-from pipeline.prediction.predict_all import predict_each
+from pipeline.prediction.predict import predict_each
 from pipeline.prediction.prediction import Prediction
 
 WITHOUT = {"max_grad_norm": None, "optimizer_in_backward": True}

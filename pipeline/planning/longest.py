@@ -11,8 +11,7 @@ from pipeline.base.processes import num_cores
 from pipeline.config.experiment import Experiment
 from pipeline.prediction.cuda_context import context_bytes_of
 from pipeline.prediction.fake_batches import OfLength
-from pipeline.prediction.predict import predict
-from pipeline.prediction.predict_all import or_why_not
+from pipeline.prediction.predict import or_why_not, predict
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.worker_pool import run_all, worker_pool
 

@@ -18,7 +18,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value, without_size
 from pipeline.planning.expectation import Expectation
 from pipeline.planning.step_time import CostPrior, estimated
-from pipeline.prediction.predict_all import Predicted, predict_each
+from pipeline.prediction.predict import Predicted, predict_each
 from pipeline.prediction.prediction import Prediction
 
 FEWEST = 48

@@ -8,7 +8,7 @@ from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment
 from pipeline.memory.device import hardware_of
 from pipeline.prediction.patches import notes_on
-from pipeline.prediction.predict_all import predict_each, why_not_predicted
+from pipeline.prediction.predict import predict_each, why_not_predicted
 from pipeline.prediction.prediction import Prediction
 from pipeline.runtime.run import measured_summary
 from pipeline.training.metrics import Summary

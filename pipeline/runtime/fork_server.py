@@ -24,7 +24,7 @@ SERVED = [
 """Modules that the server imports itself; the second one imports PRELOADED."""
 PRELOADED = [
     "pipeline.training.loop",
-    "pipeline.prediction.predict_all",
+    "pipeline.prediction.predict",
     "transformers.models.auto.modeling_auto",
     "transformers.modeling_utils",
     "transformers.modeling_layers",

@@ -12,7 +12,7 @@ from pipeline.config.experiment import Experiment
 from pipeline.config.space import Choice, Value, without_size
 from pipeline.memory.device import hardware_of
 from pipeline.memory.work import Work
-from pipeline.prediction.predict_all import counted_causes, predict_each
+from pipeline.prediction.predict import counted_causes, predict_each
 from pipeline.prediction.prediction import Prediction
 from pipeline.training.typical_step import typical_step
 
