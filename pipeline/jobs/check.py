@@ -16,6 +16,7 @@ from pipeline.jobs.printing import say
 from pipeline.jobs.simulate import (
     EXIT_CODE_DOES_NOT_FIT,
     SimulatedCommandSettings,
+    SimulateSettings,
     only_answer_on_stdout,
     run_simulation,
     wanted_run,
@@ -34,6 +35,8 @@ from pipeline.simulation.torch_build import find_torch
 
 EXIT_CODES = {CheckVerdict.PASSED: 0, CheckVerdict.TOO_LARGE: EXIT_CODE_DOES_NOT_FIT, CheckVerdict.NONE: 1}
 PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+OF_SIMULATE = {*SimulatedCommandSettings.model_fields}
+"""Names of the settings that it has in common with `simulate`."""
 FORMATS = {".json": "json", ".md": "markdown", ".xml": "junit"}
 """The format of a file of the answer, by its suffix."""
 
@@ -70,7 +73,8 @@ def check(settings: CheckSettings, console: Console) -> int:
         limits += limits_of(baseline, str(settings.baseline), percent)
     with only_answer_on_stdout(settings.answer):
         with tempfile.TemporaryDirectory(prefix="fitproof-") as folder:
-            found = run_simulation(settings, Path(folder), partial(say, console))
+            simulated = SimulateSettings(**settings.model_dump(include=OF_SIMULATE), smallest=False)
+            found = run_simulation(simulated, Path(folder), partial(say, console))
         checked = check_memory(found, settings.command, limits, baseline, settings.baseline)
         if settings.update and settings.baseline is not None:
             is_accepted = checked.verdict is CheckVerdict.PASSED

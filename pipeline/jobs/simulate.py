@@ -161,7 +161,7 @@ def only_answer_on_stdout(form: str) -> Iterator[None]:
 
 
 def run_simulation(
-    settings: SimulatedCommandSettings,
+    settings: SimulateSettings,
     folder: Path,
     say: Callable[[str], None],
     meanwhile: Callable[[], None] | None = None,
@@ -174,36 +174,31 @@ def run_simulation(
         InvalidInputError: a setting is wrong, or the command uses no card.
 
     """
-    wanted, may_need_values = replace(wanted_run(settings), meanwhile=meanwhile), settings.values == "auto"
-    if _estimates_time(settings):
-        wanted = replace(wanted, hook=WORK_HOOK)
+    _check(settings)
+    wanted = replace(wanted_run(settings), meanwhile=meanwhile, hook=WORK_HOOK if settings.step_time else None)
     say(what_runs(wanted))
-    finds_smallest = isinstance(settings, SimulateSettings) and settings.smallest
-    run = simulate_ranks if _runs_all_ranks(settings) else simulate_one
-    found = run(wanted, folder, say, may_need_values=may_need_values, finds_smallest=finds_smallest)
+    run = simulate_ranks if settings.ranks == "all" else simulate_one
+    may_need_values = settings.values == "auto"
+    found = run(wanted, folder, say, may_need_values=may_need_values, finds_smallest=settings.smallest)
     if wanted.hook and found.largest and found.update_work is None:
         found = replace(found, notes=(*found.notes, TIME_IS_NOT_KNOWN))
     settings_of_run = SimulateSettings.model_fields.keys() - {"gpu", "command", "answer", "output"}
     return replace(found, given=settings.model_dump(mode="json", include=settings_of_run, exclude_defaults=True))
 
 
-def _estimates_time(settings: SimulatedCommandSettings) -> bool:
-    return isinstance(settings, SimulateSettings) and settings.step_time
-
-
-def _runs_all_ranks(settings: SimulatedCommandSettings) -> bool:
-    return isinstance(settings, SimulateSettings) and settings.ranks == "all"
-
-
-def _check_all_ranks(settings: SimulatedCommandSettings) -> None:
-    """Refuse a rank that is named beside all, or that has no others."""
-    if settings.world_size == 1:
+def _check(settings: SimulateSettings) -> None:
+    """Refuse a rank that is named beside all, or that has no others, and steps that leave none to be timed."""
+    if settings.ranks == "all" and settings.world_size == 1:
         raise InvalidInputError(
             "ranks=all runs the command as each of several ranks, and world_size is 1; set --world_size to their number"
         )
-    if settings.rank:
+    if settings.ranks == "all" and settings.rank:
         raise InvalidInputError(
             f"ranks=all runs every rank, and rank names one of them and is {settings.rank}; leave out --rank or --ranks"
+        )
+    if settings.step_time and settings.steps == ALL_STEPS:
+        raise InvalidInputError(
+            f"step_time looks at the step after those of steps, which is {ALL_STEPS}; set --steps to a number, as 3"
         )
 
 
@@ -234,12 +229,6 @@ def wanted_run(settings: SimulatedCommandSettings) -> Simulate:
         raise InvalidInputError(
             f"rank counts from 0 to world_size - 1, which is {settings.world_size - 1}, and is {settings.rank}; "
             "set --world_size to the number of ranks, or another rank"
-        )
-    if _runs_all_ranks(settings):
-        _check_all_ranks(settings)
-    if _estimates_time(settings) and settings.steps == ALL_STEPS:
-        raise InvalidInputError(
-            f"step_time looks at the step after those of steps, which is {ALL_STEPS}; set --steps to a number, as 3"
         )
     _check_allocator()
     check_num_cards(settings.gpus)
