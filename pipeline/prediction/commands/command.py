@@ -150,9 +150,9 @@ def why_not(folder: Path, exit_code: int, notes: Sequence[str]) -> str:
 
 
 def conditions(command: Command, build: TorchBuild, card: Card, sources: Sequence[tuple[str, str]]) -> str:
-    """Return the command, its files and variables, the card, the packages beside its torch, and Fitproof's code."""
+    """Return the command, its files, variables and time limit, the card, the packages beside torch, Fitproof's code."""
     facts = [
-        *(list(command.words), dict(command.files), dict(command.environment), command.world_size),
+        *(list(command.words), dict(command.files), dict(command.environment), command.world_size, command.time_limit),
         *(Template(command.words).digests, sources, str(Path.cwd())),
         {name: value for name, value in os.environ.items() if not OF_A_SESSION.fullmatch(name)},
         *(asdict(replace(card, memory_mib=0)), build.version, str(build.folder)),
