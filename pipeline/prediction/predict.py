@@ -122,13 +122,13 @@ def predict_each(
     `budget_bytes` is what a card has for each; without a recording, predictions on one have no work and no breakdown.
     """
     if target.kind == "cuda":
-        yield from _predict_on_card(experiments, target, budget_bytes, is_recorded)
+        yield from _predict_families(experiments, target, budget_bytes, is_recorded)
         return
     with worker_pool(max(1, min(num_cores(), len(experiments)))) as pool:
         yield from run_all(pool, partial(or_why_not, predict, target=target), experiments)
 
 
-def _predict_on_card(
+def _predict_families(
     experiments: Sequence[Experiment], target: Hardware, budget_bytes: int | None, is_recorded: bool
 ) -> Generator[tuple[int, Predicted], None, None]:
     """Yield predictions whose work is recorded at the smallest and the largest micro-batch, and linear between them."""

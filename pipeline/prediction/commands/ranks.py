@@ -54,8 +54,9 @@ def simulate_ranks(
             found[middle] = run(middle)
             stack += [(low, middle), (middle, high)]
     largest = max(sorted(found), key=lambda rank: _order(found[rank]))
-    answer = run(largest, searches=True) if finds_smallest and _has_verdict(found[largest]) else found[largest]
-    own = folder / f"rank_{largest}{'_smallest' if answer is not found[largest] else ''}"
+    searches = finds_smallest and found[largest].verdict is not Verdict.NONE
+    answer = run(largest, searches=True) if searches else found[largest]
+    own = folder / f"rank_{largest}{'_smallest' if searches else ''}"
     for snapshot in own.glob("memory_snapshot_*.pickle"):
         snapshot.rename(folder / snapshot.name)
     ran = [max(rank for rank in found if rank <= each) for each in range(wanted.world_size)]
@@ -72,8 +73,4 @@ def _needs(simulation: Simulation) -> dict[str, Any]:
 def _order(simulation: Simulation) -> tuple[bool, bool, int]:
     """Return by what ranks are ordered: one without a verdict is the answer, for then there is none of all."""
     num_bytes = 0 if simulation.largest is None else simulation.largest.device_bytes
-    return not _has_verdict(simulation), simulation.verdict is Verdict.DOES_NOT_FIT, num_bytes
-
-
-def _has_verdict(simulation: Simulation) -> bool:
-    return simulation.verdict is not Verdict.NONE
+    return simulation.verdict is Verdict.NONE, simulation.verdict is Verdict.DOES_NOT_FIT, num_bytes
