@@ -170,8 +170,11 @@ def test_a_rank_is_told_that_the_one_it_waits_for_has_ended(capfd: pytest.Captur
 OF_SUMS = """
 import torch
 from torch import distributed
+from torch.distributed import _functional_collectives as functional
 
 distributed.init_process_group("nccl")
+gathered = functional.all_gather_tensor(torch.tensor([5, 6], device="cuda"), 0, distributed.group.WORLD)
+assert gathered.tolist() == [5, 6] * 8
 weight = torch.nn.Parameter(torch.ones(64, 64, device="cuda"))
 optimizer = torch.optim.SGD([weight])
 for step in range(5):
@@ -188,7 +191,8 @@ def test_the_guess_at_a_sum_over_ranks_is_the_part_of_this_one_and_not_zero(trai
     found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="a100", world_size=8, smallest=False)
     assert (found.verdict, found.with_values) == ("fits", True)
     assert found.largest is not None and found.largest.num_steps == 3
-    assert any("train.py:11" in note for note in found.notes), "it is read, and not known"
+    assert any("train.py:14" in note for note in found.notes), "it is read, and not known"
+    assert not any("train.py:8" in note for note in found.notes), "it is known"
 
 
 OF_PARTS = """

@@ -52,6 +52,10 @@ COUNTS: dict[Any, Callable[[Any, tuple[Any, ...]], list[int]]] = {
 
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 """Matrix products, whose last argument has the type of their result."""
+COLLECTIVES = ("c10d", "_c10d_functional")
+"""Namespaces of what ranks do together."""
+RECEIVE_NOTHING = ("barrier", "send", "wait", "wrap", "check")
+"""What the names of those operators have in them that leave all tensors as they are."""
 HALF = (torch.bfloat16, torch.float16)
 """Types in which a host without instructions for them computes products far more slowly than in float32."""
 COMPILING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.FUNCTIONAL)
@@ -201,7 +205,7 @@ class Values(TorchDispatchMode):
             for it in on_card:
                 self._forget(it)
             return func(*args, **kwargs)
-        if func.namespace == "c10d":
+        if func.namespace in COLLECTIVES:
             return self._collective(func, args, kwargs)
         if func.namespace != "aten" or not all(map(_is_small, on_card)):
             return self._on_card_alone(func, args, kwargs)
@@ -350,25 +354,33 @@ class Values(TorchDispatchMode):
                 shadow.is_known = is_known
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """All ranks do the same: what a rank receives of another is what it sent; a sum is guessed as its own part."""
-        done = func(*args, **kwargs)
-        tensors = [it for it in tree_leaves(args) if _is_on_card(it)]
-        name = str(func)
-        if "gather" in name and all(map(_is_small, tensors)):
-            outs, ins = ([it for it in tree_leaves(one) if _is_on_card(it)] for one in args[:2])
-            if len(ins) == 1 and (shadow := self._shadow(ins[0])) is not None:
-                sent = self._mirror(ins[0]).reshape(-1)
-                for out in outs:
-                    received = sent.repeat(out.numel() // max(1, sent.numel())).view(out.shape)
-                    self._set(out, received, shadow.is_known)
-        elif "allreduce" in name:
-            for it in tensors:
-                if (summed := self._shadow(it)) is not None:
-                    summed.is_known = False
-        elif "broadcast" not in name and "barrier" not in name and "send" not in name:
-            for it in tensors:
+        """All ranks do the same: what a rank receives of another is what it sent; a sum is guessed as its own part.
+
+        That of a single rank is its part; a factor of ReduceOp.PREMUL_SUM is not seen.
+        """
+        done, name = func(*args, **kwargs), func.overloadpacket.__name__
+        if any(word in name for word in RECEIVE_NOTHING):
+            return done
+        first, second, returned = ([it for it in tree_leaves(one) if _is_on_card(it)] for one in (*args[:2], done))
+        sent, received = (second or first, first) if func.namespace == "c10d" else (first, returned)
+        sent = sent * len(received) if len(sent) == 1 else sent
+        is_whole = "gather" in name or "broadcast" in name or _num_ranks(_given(func, args, kwargs)) == 1
+        if len(sent) == len(received) and (is_whole or "allreduce" in name or "all_reduce" in name):
+            for own, out in zip(sent, received, strict=True):
+                self._receive(out, own, is_whole)
+        else:
+            for it in received:
                 self._forget(it)
         return done
+
+    def _receive(self, out: torch.Tensor, own: torch.Tensor, is_whole: bool) -> None:
+        """Take what a rank has sent for what it receives of each rank; it is known if that is all of it."""
+        shadow, num_parts = self._shadow(own), out.numel() // max(1, own.numel())
+        if shadow is None or not _is_small(out) or num_parts * own.numel() != out.numel():
+            self._forget(out)
+        else:
+            received = self._mirror(own).reshape(-1).repeat(num_parts).view(out.shape)
+            self._set(out, received, is_whole and shadow.is_known)
 
     def _adopt(self, it: torch.Tensor) -> None:
         """Take over what torch.tensor() has copied to the card, which a dispatch mode does not see."""
@@ -453,9 +465,22 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Return the tensors on the card that an operator writes to and was given."""
     if not func._schema.is_mutable:
         return []
-    given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+    given = _given(func, args, kwargs)
     written = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     return [it for it in tree_leaves([given.get(name) for name in written]) if _is_on_card(it)]
+
+
+def _given(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments that an operator was given by their names."""
+    return {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+
+
+def _num_ranks(given: dict[str, Any]) -> int:
+    """Return the number of ranks that exchange something, by the arguments of the operator."""
+    if (boxed := given.get("process_group")) is not None:
+        return int(torch.distributed.ProcessGroup.unbox(boxed).size())
+    group = torch.distributed.distributed_c10d._resolve_process_group(given["group_name"])  # type: ignore[attr-defined]
+    return int(group.size())
 
 
 Values().__enter__()  # type: ignore[no-untyped-call]
