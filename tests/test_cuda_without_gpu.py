@@ -61,15 +61,18 @@ print(json.dumps({
 def test_nvidia_smi_lists_all_cards_or_those_that_are_named() -> None:
     code = """
 import subprocess
+def said(words):
+    return subprocess.run(["nvidia-smi", *words.split()], capture_output=True, text=True).stdout
 asked = ["-L", "-i 1", "--id=2", "--query-gpu=index,memory.free --format=csv", "--query-compute-apps=pid --format=csv"]
-asked = [words.split() for words in asked]
-print(json.dumps([subprocess.run(["nvidia-smi", *words], capture_output=True, text=True).stdout for words in asked]))
+uuid = said("-i 1 --query-gpu=uuid --format=csv,noheader").strip()
+print(json.dumps([*map(said, asked), said(f"--query-gpu=index --format=csv,noheader --id={uuid}")]))
 """
-    listed, table, missing, queried, processes = printed("t4", code, num_devices=2)
+    listed, table, missing, queried, processes, of_uuid = printed("t4", code, num_devices=2)
     assert [line.split(" (")[0] for line in listed.splitlines()] == ["GPU 0: Tesla T4", "GPU 1: Tesla T4"]
     assert [line.split()[1] for line in table.splitlines() if line.startswith("|")] == ["1"]
     assert missing == "No devices were found\n" and processes == ""
     assert [line.split(",")[0] for line in queried.splitlines()] == ["index", "0", "1"]
+    assert of_uuid == "1\n"
 
 
 def test_without_a_cards_name_there_is_none(on_card: OnCard) -> None:

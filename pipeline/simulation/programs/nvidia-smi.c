@@ -13,18 +13,6 @@ enum { MOST_PROPERTIES = 64 };
 
 static char is_selected[MAX_CARDS];
 
-static void select_cards(const char *indices) {
-    memset(is_selected, 0, sizeof is_selected);
-    for (char *end; *indices; indices = *end == ',' ? end + 1 : "") {
-        long number = strtol(indices, &end, 10);
-        if (end == indices || number < 0 || number >= card_count) {
-            printf("No devices were found\n");
-            exit(6);
-        }
-        is_selected[number] = 1;
-    }
-}
-
 /* Print a property of a card, and return whether it is known. */
 static int print_property(const char *name, int number) {
     size_t used_mib = card_used(number) / MIB, total_mib = card_model.memory_bytes / MIB;
@@ -43,11 +31,34 @@ static int print_property(const char *name, int number) {
 }
 
 /* Divide a list with commas in place, and return how many words it has. */
-static int divide(char *list, char **words) {
+static int divide(char *list, char **words, int room) {
     int num_words = 0;
-    for (char *rest, *word = strtok_r(list, ", ", &rest); word && num_words < MOST_PROPERTIES; word = strtok_r(NULL, ", ", &rest))
-        words[num_words++] = word;
+    for (char *word = strtok(list, ", "); word && num_words < room; word = strtok(NULL, ", ")) words[num_words++] = word;
     return num_words;
+}
+
+/* Return the card of a number or a UUID; -1 if there is none. */
+static int card_called(const char *word) {
+    for (int number = 0; number < card_count; number++) {
+        char index[16], uuid[64];
+        snprintf(index, sizeof index, "%d", number);
+        snprintf(uuid, sizeof uuid, CARD_UUID, number + 1);
+        if (!strcmp(word, index) || !strcmp(word, uuid)) return number;
+    }
+    return -1;
+}
+
+static void select_cards(char *list) {
+    char *words[MAX_CARDS];
+    memset(is_selected, 0, sizeof is_selected);
+    for (int at = 0, num_words = divide(list, words, MAX_CARDS); at < num_words; at++) {
+        int number = card_called(words[at]);
+        if (number < 0) {
+            printf("No devices were found\n");
+            exit(6);
+        }
+        is_selected[number] = 1;
+    }
 }
 
 static const char *unit_of(const char *property) {
@@ -95,7 +106,7 @@ int main(int num_words, char **words) {
     int num_properties = 0, is_list = 0, asks_else = 0;
     memset(is_selected, 1, card_count);
     for (char **word = words + 1; word < words + num_words; word++) {
-        if ((value = value_of("--query-gpu", word))) num_properties = divide(value, properties);
+        if ((value = value_of("--query-gpu", word))) num_properties = divide(value, properties, MOST_PROPERTIES);
         else if ((value = value_of("--format", word))) format = value;
         else if ((value = value_of("-i", word)) || (value = value_of("--id", word))) select_cards(value);
         else if (!strcmp(*word, "-L") || !strcmp(*word, "--list-gpus")) is_list = 1;
