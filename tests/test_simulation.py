@@ -232,7 +232,7 @@ def test_a_function_without_header_answers_by_its_name() -> None:
     names = ["cublasSgemm_v2", "cublasSetStream_v2", "cudnnCreateThing", "cusparseGetThing"]
     stream, gemm, create, get = (line for line in known_by_name(names).splitlines() if line.startswith("WEAK"))
     assert "card_launched" in gemm and "card" not in stream.replace("WEAK", "")
-    assert "calloc" in create and "return 1" in get and 'card_unmodelled("cusparseGetThing")' in get
+    assert "card_new" in create and "return 1" in get and 'card_unmodelled("cusparseGetThing")' in get
 
 
 def test_the_users_own_start_up_module_runs_and_hooks_follow_torch(tmp_path: Path) -> None:

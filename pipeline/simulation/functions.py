@@ -1,8 +1,8 @@
 """NVIDIA's functions: which are modelled, which need no answer, and what answers all others.
 
-A function that only puts work on a card, changes a setting or destroys something is done when it returns success. Any
-other that the C sources do not define is remembered when it is called: its outputs are set to zero where its header
-says what they are; where it has none, it fails if its name says that it answers something.
+A function that only puts work on a card, changes a setting, destroys something or answers zero is done when it returns
+success. Any other that the C sources do not define is remembered when it is called: its outputs are set to zero where
+its header says what they are; where it has none, it fails if its name says that it answers something.
 """
 
 import re
@@ -18,6 +18,7 @@ NEEDS_NO_ANSWER = re.compile(
     |cuda\w*(?:Synchronize|Destroy|Unload|Launch|SetAttribute\w*|SetAccess|SetLimit|SetCacheConfig|SetSharedMemConfig)
     |cuda(?:EventQuery|StreamQuery|StreamWaitEvent|FuncSet\w+|Host(?:Unr|R)egister|MemPrefetchAsync|MemAdvise)
     |cuda(?:MemPoolTrimTo|ProfilerSt\w+|DeviceSet\w+|ThreadExchangeStreamCaptureMode)
+    |cuda(?:DeviceCanAccessPeer|StreamGetPriority|DeviceGetStreamPriorityRange)
     |cuda(?:MemcpyToSymbol\w*|KernelSetAttributeForDevice|StreamUpdateCaptureDependencies|DeviceReset|SetDeviceFlags)
     |cu\w*(?:Synchronize|Destroy|Unload|SetLimit|SetCacheConfig|SetSharedMemConfig|SetAccess)(?:_v\d)?
     |cu(?:MemMap|MemUnmap|FuncSetAttribute|KernelSetAttribute|StreamWaitEvent|StreamQuery|EventQuery)
@@ -95,7 +96,7 @@ def known_by_name(names: Iterable[str]) -> str:
 
 def _known_by_name(name: str) -> str:
     if CREATES.fullmatch(name):
-        return f"WEAK int {name}(void **made) {{ *made = calloc(1, CARD_HANDLE_BYTES); return 0; }}"
+        return f"WEAK int {name}(void **made) {{ *made = card_new(CARD_HANDLE_BYTES); return 0; }}"
     if DESTROYS.fullmatch(name):
         return f"WEAK int {name}(void *handle) {{ free(handle); return 0; }}"
     if DESCRIBES.fullmatch(name):

@@ -15,6 +15,13 @@ static size_t taken_bytes[MAX_CARDS];
 static int has_context[MAX_CARDS];
 static __thread int current_device;
 
+void *card_new(size_t bytes) {
+    void *made = calloc(1, bytes);
+    if (made) return made;
+    fprintf(stderr, "simulated card: the host has no %zu bytes of memory left\n", bytes);
+    abort();
+}
+
 static size_t number_of(const char *variable, size_t otherwise) {
     const char *text = getenv(variable);
     return text && *text ? strtoull(text, NULL, 10) : otherwise;

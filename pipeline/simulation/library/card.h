@@ -8,6 +8,14 @@
 
 #define MIB ((size_t)1 << 20)
 
+/* A function that is another one of the same file, whose parameters are the first of its own: one that a header
+ * declares, and one that none does. */
+#define ALIAS(NAME, AS) extern __typeof__(NAME) NAME __attribute__((alias(#AS)))
+#define NEW_ALIAS(NAME, AS) int NAME() __attribute__((alias(#AS)))
+
+/* Memory of the host, with zeros in it; the process ends where there is none. */
+void *card_new(size_t bytes);
+
 /* library.py defines MAX_CARDS, the most that a machine may have. */
 struct card {
     char name[96];
@@ -54,8 +62,7 @@ void card_works(int64_t nanoseconds);
  * cards. */
 void card_write(const void *to, const void *content, size_t bytes);
 void card_repeat(const void *to, const void *value, size_t value_bytes, size_t count);
-void card_move(const void *to, const void *from, size_t bytes);
-int card_known(void *to, const void *from, size_t bytes); /* copies what is known; whether it is */
+int card_move(const void *to, const void *from, size_t bytes, size_t count); /* count times; whether it is known */
 int card_is_page_locked(const void *pointer, size_t bytes); /* by cudaHostAlloc */
 void card_read(void *to, const void *from, size_t bytes);
 

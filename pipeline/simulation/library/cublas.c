@@ -9,15 +9,13 @@
 
 /* ---- cuBLAS: the workspace that torch sets is torch's own memory ---- */
 
-int cublasGetMathMode(void *handle, int *mode) {
-    *mode = 0; /* CUBLAS_DEFAULT_MATH */
+static int get_mode(void *handle, int *mode) {
+    *mode = 0; /* CUBLAS_DEFAULT_MATH, CUBLAS_POINTER_MODE_HOST */
     return 0;
 }
 
-int cublasGetPointerMode_v2(void *handle, int *mode) {
-    *mode = 0; /* CUBLAS_POINTER_MODE_HOST */
-    return 0;
-}
+NEW_ALIAS(cublasGetMathMode, get_mode);
+NEW_ALIAS(cublasGetPointerMode_v2, get_mode);
 
 int cublasGetVersion_v2(void *handle, int *version) {
     *version = 10 * SIMULATED_CUDA_VERSION;

@@ -83,7 +83,7 @@ _Static_assert(sizeof(struct descriptor) <= CARD_HANDLE_BYTES, "a handle holds a
 /* torch's graphs are convolutions, and attention, which alone has products of matrices. */
 int cudnnBackendCreateDescriptor(int type, struct descriptor **made) {
     if (type == OPERATION_MATMUL || type == OPERATION_SDPA_FWD) card_attention("cuDNN");
-    *made = calloc(1, CARD_HANDLE_BYTES);
+    *made = card_new(CARD_HANDLE_BYTES);
     **made = (struct descriptor){.type = type, .is_on_card = 1, .elements = 1, .points = 1};
     return 0;
 }

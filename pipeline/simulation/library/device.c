@@ -5,7 +5,6 @@
 #include "card.h"
 
 #include <cuda_runtime_api.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,17 +107,12 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-    *can = 0;
-    return cudaSuccess;
-}
-
 cudaError_t cudaDriverGetVersion(int *version) {
     *version = SIMULATED_CUDA_VERSION;
     return cudaSuccess;
 }
 
-cudaError_t cudaRuntimeGetVersion(int *version) { return cudaDriverGetVersion(version); }
+ALIAS(cudaRuntimeGetVersion, cudaDriverGetVersion);
 
 /* ---- errors: nothing is ever left over, since each function says at once what went wrong ---- */
 
@@ -138,32 +132,20 @@ const char *cudaGetErrorString(cudaError_t error) {
 
 /* ---- streams: all work is done at once ---- */
 
-static void *new_handle(void) { return calloc(1, CARD_HANDLE_BYTES); }
-
-cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-    *stream = new_handle();
+static cudaError_t make(void **handle) {
+    *handle = card_new(CARD_HANDLE_BYTES);
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) { return cudaStreamCreate(stream); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority) {
-    return cudaStreamCreate(stream);
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    free(stream);
+static cudaError_t destroy(void *handle) {
+    free(handle);
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-    *least = *greatest = 0;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
-    *priority = 0;
-    return cudaSuccess;
-}
+ALIAS(cudaStreamCreate, make);
+ALIAS(cudaStreamCreateWithFlags, make);
+ALIAS(cudaStreamCreateWithPriority, make);
+ALIAS(cudaStreamDestroy, destroy);
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
     function(data);
@@ -190,8 +172,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     ((struct stream *)stream)->capture_id = 0;
-    *graph = new_handle();
-    return cudaSuccess;
+    return make((void **)graph);
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
@@ -222,26 +203,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
     return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
-    *made = new_handle();
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t graph, unsigned long long flags) {
-    return cudaGraphInstantiate(made, graph, flags);
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    free(graph);
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
-    free(graph);
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
-    card_launched();
-    return cudaSuccess;
-}
+ALIAS(cudaGraphInstantiate, make);
+ALIAS(cudaGraphInstantiateWithFlags, make);
+ALIAS(cudaGraphDestroy, destroy);
+ALIAS(cudaGraphExecDestroy, destroy);

@@ -45,10 +45,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuu
 
 CUresult cuInit(unsigned int flags) { return card_num_visible() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
 
-CUresult cuDriverGetVersion(int *version) {
-    *version = SIMULATED_CUDA_VERSION;
-    return CUDA_SUCCESS;
-}
+CUresult cuDriverGetVersion(int *version) { return (CUresult)cudaDriverGetVersion(version); }
 
 CUresult cuDeviceGetCount(int *count) {
     *count = card_num_visible();
@@ -96,8 +93,8 @@ CUresult cuCtxSetCurrent(CUcontext context) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxPushCurrent_v2(CUcontext context) { return cuCtxSetCurrent(context); }
-CUresult cuCtxPopCurrent_v2(CUcontext *context) { return cuCtxGetCurrent(context); }
+ALIAS(cuCtxPushCurrent_v2, cuCtxSetCurrent);
+ALIAS(cuCtxPopCurrent_v2, cuCtxGetCurrent);
 
 CUresult cuCtxGetDevice(CUdevice *device) {
     *device = card_current_device();
@@ -128,30 +125,23 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
 CUresult cuMemFree_v2(CUdeviceptr pointer) { return (CUresult)cudaFree((void *)pointer); }
 CUresult cuMemGetInfo_v2(size_t *available, size_t *total) { return (CUresult)cudaMemGetInfo(available, total); }
 
-static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     return (CUresult)cudaMemcpy((void *)to, (const void *)from, bytes, cudaMemcpyDefault);
 }
 
-CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy(to, from, bytes); }
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { return copy(to, from, bytes); }
-CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { return copy(to, (CUdeviceptr)from, bytes); }
-CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { return copy((CUdeviceptr)to, from, bytes); }
-CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) { return copy(to, from, bytes); }
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
-    return copy(to, (CUdeviceptr)from, bytes);
-}
-CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    return copy((CUdeviceptr)to, from, bytes);
-}
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    return copy(to, from, bytes);
-}
+ALIAS(cuMemcpyAsync, cuMemcpy);
+ALIAS(cuMemcpyHtoD_v2, cuMemcpy);
+ALIAS(cuMemcpyDtoH_v2, cuMemcpy);
+ALIAS(cuMemcpyDtoD_v2, cuMemcpy);
+ALIAS(cuMemcpyHtoDAsync_v2, cuMemcpy);
+ALIAS(cuMemcpyDtoHAsync_v2, cuMemcpy);
+ALIAS(cuMemcpyDtoDAsync_v2, cuMemcpy);
+
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {
     return (CUresult)cudaMemset((void *)to, value, count);
 }
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
-    return cuMemsetD8_v2(to, value, count);
-}
+
+ALIAS(cuMemsetD8Async, cuMemsetD8_v2);
 
 CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr pointer) {
     struct cudaPointerAttributes it;
@@ -173,26 +163,20 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
 
 /* ---- modules and kernels: a handle is never read ---- */
 
-static CUresult handle(void *made) {
-    *(void **)made = &card_model;
+static CUresult handle(void **made) {
+    *made = &card_model;
     return CUDA_SUCCESS;
 }
 
-CUresult cuModuleLoad(CUmodule *made, const char *path) { return handle(made); }
-CUresult cuModuleLoadData(CUmodule *made, const void *image) { return handle(made); }
-CUresult cuModuleLoadDataEx(CUmodule *made, const void *image, unsigned int count, CUjit_option *options,
-                            void **values) {
-    return handle(made);
-}
-CUresult cuModuleLoadFatBinary(CUmodule *made, const void *image) { return handle(made); }
-CUresult cuModuleGetFunction(CUfunction *made, CUmodule module, const char *name) { return handle(made); }
-CUresult cuLibraryLoadData(CUlibrary *made, const void *code, CUjit_option *jit, void **jit_values, unsigned int jits,
-                           CUlibraryOption *options, void **values, unsigned int count) {
-    return handle(made);
-}
-CUresult cuLibraryGetKernel(CUkernel *made, CUlibrary library, const char *name) { return handle(made); }
-CUresult cuLibraryGetModule(CUmodule *made, CUlibrary library) { return handle(made); }
-CUresult cuKernelGetFunction(CUfunction *made, CUkernel kernel) { return handle(made); }
+ALIAS(cuModuleLoad, handle);
+ALIAS(cuModuleLoadData, handle);
+ALIAS(cuModuleLoadDataEx, handle);
+ALIAS(cuModuleLoadFatBinary, handle);
+ALIAS(cuModuleGetFunction, handle);
+ALIAS(cuLibraryLoadData, handle);
+ALIAS(cuLibraryGetKernel, handle);
+ALIAS(cuLibraryGetModule, handle);
+ALIAS(cuKernelGetFunction, handle);
 
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction kernel) {
     *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS                ? 32
@@ -201,9 +185,7 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
     return CUDA_SUCCESS;
 }
 
-CUresult cuKernelGetAttribute(int *value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device) {
-    return cuFuncGetAttribute(value, attribute, NULL);
-}
+ALIAS(cuKernelGetAttribute, cuFuncGetAttribute);
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction kernel, int threads, size_t bytes) {
     return (CUresult)cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, NULL, threads, bytes);
@@ -214,24 +196,14 @@ CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction kernel, const CU
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernel(CUfunction kernel, unsigned int x, unsigned int y, unsigned int z, unsigned int block_x,
-                        unsigned int block_y, unsigned int block_z, unsigned int bytes, CUstream stream,
-                        void **arguments, void **extra) {
+static CUresult launch(void) {
     card_launched();
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction kernel, void **arguments, void **extra) {
-    card_launched();
-    return CUDA_SUCCESS;
-}
-
-CUresult cuLaunchCooperativeKernel(CUfunction kernel, unsigned int x, unsigned int y, unsigned int z,
-                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
-                                   unsigned int bytes, CUstream stream, void **arguments) {
-    card_launched();
-    return CUDA_SUCCESS;
-}
+ALIAS(cuLaunchKernel, launch);
+ALIAS(cuLaunchKernelEx, launch);
+ALIAS(cuLaunchCooperativeKernel, launch);
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data) {
     function(data);

@@ -20,11 +20,11 @@ struct event {
 };
 
 cudaError_t cudaEventCreate(cudaEvent_t *event) {
-    *event = calloc(1, sizeof(struct event));
+    *event = card_new(sizeof(struct event));
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) { return cudaEventCreate(event); }
+ALIAS(cudaEventCreateWithFlags, cudaEventCreate);
 
 /* How often the host has waited for the card; collectives whose end nobody has seen, and those of them that began since the host last waited for the card. */
 static int epoch, num_unseen, num_unseen_now;
@@ -67,9 +67,9 @@ void card_begin_iteration(void) {
 /* How many collectives have ended whose end nobody has seen: no stream waits for them, nor has torch's watchdog looked. */
 int card_num_unseen_collectives(void) { return num_unseen - num_unseen_now; }
 
-cudaError_t cudaDeviceSynchronize(void) { return host_waits(); }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return host_waits(); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return host_waits(); }
+ALIAS(cudaDeviceSynchronize, host_waits);
+ALIAS(cudaStreamSynchronize, host_waits);
+ALIAS(cudaEventSynchronize, host_waits);
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     see((struct event *)event);
@@ -101,6 +101,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
 }
 
+ALIAS(cudaEventRecordWithFlags, cudaEventRecord);
+
 static int is_watchdog(void) {
     static __thread char name[16];
     if (!name[0]) pthread_getname_np(pthread_self(), name, sizeof name);
@@ -114,10 +116,6 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (it->epoch == epoch && now_nanoseconds() - it->nanoseconds < 1000000000ll) return cudaErrorNotReady;
     see(it);
     return cudaSuccess;
-}
-
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
-    return cudaEventRecord(event, stream);
 }
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {

@@ -85,18 +85,12 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_b
     return cudaSuccess;
 }
 
-cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host) {
+cudaError_t cudaGetKernel(cudaKernel_t *kernel, const void *host) {
     *kernel = (cudaKernel_t)host;
     return cudaSuccess;
 }
 
-cudaError_t cudaGetKernel(cudaKernel_t *kernel, const void *host) { return __cudaGetKernel(kernel, host); }
-
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t shared_bytes,
-                               cudaStream_t stream) {
-    note(kernel, arguments);
-    return cudaSuccess;
-}
+NEW_ALIAS(__cudaGetKernel, cudaGetKernel);
 
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared_bytes,
                              cudaStream_t stream) {
@@ -104,11 +98,8 @@ cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **a
     return cudaSuccess;
 }
 
-cudaError_t cudaLaunchCooperativeKernel(const void *kernel, dim3 grid, dim3 block, void **arguments,
-                                        size_t shared_bytes, cudaStream_t stream) {
-    note(kernel, arguments);
-    return cudaSuccess;
-}
+ALIAS(cudaLaunchCooperativeKernel, cudaLaunchKernel);
+NEW_ALIAS(__cudaLaunchKernel, cudaLaunchKernel);
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **arguments) {
     note(kernel, arguments);
@@ -141,7 +132,4 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const voi
     return cudaSuccess;
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *kernel, int threads,
-                                                                   size_t shared_bytes, unsigned int flags) {
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, kernel, threads, shared_bytes);
-}
+ALIAS(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, cudaOccupancyMaxActiveBlocksPerMultiprocessor);

@@ -35,7 +35,7 @@ static struct block {
 static size_t whole_pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 static void add_block(void *address, size_t bytes, int number) {
-    struct block *block = malloc(sizeof *block);
+    struct block *block = card_new(sizeof *block);
     *block = (struct block){address, bytes, number, blocks};
     blocks = block;
 }
@@ -136,8 +136,8 @@ cudaError_t cudaFreeHost(void *pointer) {
     return cudaSuccess;
 }
 
-cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream) { return cudaMalloc(pointer, bytes); }
-cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) { return cudaFree(pointer); }
+ALIAS(cudaMallocAsync, cudaMalloc);
+ALIAS(cudaFreeAsync, cudaFree);
 cudaError_t cudaMallocHost(void **pointer, size_t bytes) { return cudaHostAlloc(pointer, bytes, 0); }
 
 cudaError_t cudaHostGetDevicePointer(void **device_pointer, void *pointer, unsigned int flags) {
@@ -176,7 +176,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 /* ---- copies ---- */
 
 static void copy(void *to, const void *from, size_t bytes) {
-    if (is_on_card(to) && is_on_card(from)) card_move(to, from, bytes);
+    if (is_on_card(to) && is_on_card(from)) card_move(to, from, bytes, 1);
     else if (is_on_card(to)) card_write(to, from, bytes);
     else if (is_on_card(from)) card_read(to, from, bytes);
     else memmove(to, from, bytes);
@@ -187,9 +187,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpy
     return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    return cudaMemcpy(to, from, bytes, kind);
-}
+ALIAS(cudaMemcpyAsync, cudaMemcpy);
 
 cudaError_t cudaMemcpyPeerAsync(void *to, int device, const void *from, int of_device, size_t bytes,
                                 cudaStream_t stream) {
@@ -209,9 +207,7 @@ cudaError_t cudaMemset(void *to, int value, size_t bytes) {
     return cudaSuccess;
 }
 
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
-    return cudaMemset(to, value, bytes);
-}
+ALIAS(cudaMemsetAsync, cudaMemset);
 
 /* ---- a host that touches a card's memory: it ends as on a real card, and is told why ---- */
 
@@ -259,7 +255,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
                      unsigned long long flags) {
     int number = card_number(properties->location.id);
     if (!card_take(number, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    struct pages *pages = malloc(sizeof *pages);
+    struct pages *pages = card_new(sizeof *pages);
     *pages = (struct pages){bytes, number};
     *handle = (CUmemGenericAllocationHandle)pages;
     return CUDA_SUCCESS;

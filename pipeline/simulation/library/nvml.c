@@ -14,8 +14,8 @@ struct memory {
 static int number_of(void *handle) { return (int)(size_t)handle - 1; }
 
 int nvmlInit(void) { return card_count ? 0 : DRIVER_NOT_LOADED; }
-int nvmlInit_v2(void) { return nvmlInit(); }
-int nvmlInitWithFlags(unsigned int flags) { return nvmlInit(); }
+NEW_ALIAS(nvmlInit_v2, nvmlInit);
+NEW_ALIAS(nvmlInitWithFlags, nvmlInit);
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int status) { return status ? "an error of the simulated card" : "Success"; }
 
@@ -75,14 +75,14 @@ int nvmlSystemGetCudaDriverVersion_v2(int *version) {
     return 0;
 }
 
-int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
+NEW_ALIAS(nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2);
 
 int nvmlDeviceGetIndex(void *handle, unsigned int *index) {
     *index = number_of(handle);
     return 0;
 }
 
-int nvmlDeviceGetMinorNumber(void *handle, unsigned int *number) { return nvmlDeviceGetIndex(handle, number); }
+NEW_ALIAS(nvmlDeviceGetMinorNumber, nvmlDeviceGetIndex);
 
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     *major = card_model.major, *minor = card_model.minor;
@@ -95,26 +95,22 @@ int nvmlDeviceGetUtilizationRates(void *handle, unsigned int percent[2]) {
     return 0;
 }
 
-static int none(unsigned int *value) {
+static int none(void *handle, unsigned int *value) {
     *value = 0;
     return 0;
 }
 
-int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned int *celsius) { return none(celsius); }
-int nvmlDeviceGetPowerUsage(void *handle, unsigned int *milliwatts) { return none(milliwatts); }
-int nvmlDeviceGetClockInfo(void *handle, int clock, unsigned int *megahertz) { return none(megahertz); }
+static int none_of_kind(void *handle, int kind, unsigned int *value) { return none(handle, value); }
+
+NEW_ALIAS(nvmlDeviceGetPowerUsage, none);
+NEW_ALIAS(nvmlDeviceGetTemperature, none_of_kind);
+NEW_ALIAS(nvmlDeviceGetClockInfo, none_of_kind);
 
 /* The fabric between cards: torch has set its state to "not supported" before. */
 int nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) { return 0; }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned int *count, void *processes) {
-    *count = 0;
-    return 0;
-}
+NEW_ALIAS(nvmlDeviceGetComputeRunningProcesses, none);
+NEW_ALIAS(nvmlDeviceGetComputeRunningProcesses_v3, none);
 
-int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned int *count, void *processes) {
-    return nvmlDeviceGetComputeRunningProcesses_v3(handle, count, processes);
-}
-
-int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned int link, void *type) { return NOT_SUPPORTED; }
-int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned int link, void *info) { return NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NOT_SUPPORTED; }

@@ -17,127 +17,79 @@ static int assume_bytes(const char *name, size_t *on_card, size_t *on_host, int6
     return card_assumed(name, *on_card);
 }
 
-#define SIZES(T, BYTES)                                                                                                \
-    int cusolverDn##T##potrf_bufferSize(void *h, int uplo, int n, void *a, int lda, int *count) {                     \
-        return assume_elements("cusolverDn" #T "potrf", count, (int64_t)n * n, BYTES);                                 \
-    }                                                                                                                  \
-    int cusolverDn##T##getrf_bufferSize(void *h, int m, int n, void *a, int lda, int *count) {                         \
-        return assume_elements("cusolverDn" #T "getrf", count, (int64_t)m * n, BYTES);                                 \
-    }                                                                                                                  \
-    int cusolverDn##T##geqrf_bufferSize(void *h, int m, int n, void *a, int lda, int *count) {                         \
-        return assume_elements("cusolverDn" #T "geqrf", count, (int64_t)m * n, BYTES);                                 \
-    }                                                                                                                  \
-    int cusolverDn##T##sytrf_bufferSize(void *h, int n, void *a, int lda, int *count) {                                \
-        return assume_elements("cusolverDn" #T "sytrf", count, (int64_t)n * n, BYTES);                                 \
-    }                                                                                                                  \
-    int cusolverDn##T##gesvd_bufferSize(void *h, int m, int n, int *count) {                                           \
-        return assume_elements("cusolverDn" #T "gesvd", count, (int64_t)m * n, BYTES);                                 \
-    }                                                                                                                  \
-    int cusolverDn##T##gesvdj_bufferSize(void *h, int job, int econ, int m, int n, void *a, int lda, void *s, void *u, \
-                                         int ldu, void *v, int ldv, int *count, void *params) {                        \
-        return assume_elements("cusolverDn" #T "gesvdj", count, (int64_t)m * n, BYTES);                                \
-    }                                                                                                                  \
-    int cusolverDn##T##gesvdjBatched_bufferSize(void *h, int job, int m, int n, void *a, int lda, void *s, void *u,    \
-                                                int ldu, void *v, int ldv, int *count, void *params, int batch) {      \
-        return assume_elements("cusolverDn" #T "gesvdjBatched", count, (int64_t)m * n * batch, BYTES);                 \
-    }                                                                                                                  \
-    int cusolverDn##T##gesvdaStridedBatched_bufferSize(void *h, int job, int rank, int m, int n, void *a, int lda,     \
-                                                       long long stride_a, void *s, long long stride_s, void *u,       \
-                                                       int ldu, long long stride_u, void *v, int ldv,                  \
-                                                       long long stride_v, int *count, int batch) {                    \
-        return assume_elements("cusolverDn" #T "gesvdaStridedBatched", count, (int64_t)m * n * batch, BYTES);          \
+/* Functions that say how many elements a routine needs, or numbers of 8 bytes; their parameters name the sizes. */
+#define ELEMENTS(ROUTINE, COUNT, BYTES, ...)                                                                           \
+    int cusolverDn##ROUTINE##_bufferSize(void *handle, __VA_ARGS__) {                                                  \
+        return assume_elements("cusolverDn" #ROUTINE, count, (int64_t)COUNT, BYTES);                                   \
     }
-SIZES(S, 4)
-SIZES(D, 8)
-SIZES(C, 8)
-SIZES(Z, 16)
-
-#define FACTORS(NAME_G, NAME_M, BYTES)                                                                                 \
-    int cusolverDn##NAME_G##_bufferSize(void *h, int m, int n, int k, void *a, int lda, void *tau, int *count) {       \
-        return assume_elements("cusolverDn" #NAME_G, count, (int64_t)m * n, BYTES);                                    \
-    }                                                                                                                  \
-    int cusolverDn##NAME_M##_bufferSize(void *h, int side, int trans, int m, int n, int k, void *a, int lda,           \
-                                        void *tau, void *c, int ldc, int *count) {                                     \
-        return assume_elements("cusolverDn" #NAME_M, count, (int64_t)m * n, BYTES);                                    \
+#define EIGHT_BYTES(ROUTINE, COUNT, ...)                                                                               \
+    int cusolverDn##ROUTINE##_bufferSize(void *handle, __VA_ARGS__, size_t *on_card, size_t *on_host) {                \
+        return assume_bytes("cusolverDn" #ROUTINE, on_card, on_host, COUNT);                                           \
     }
-FACTORS(Sorgqr, Sormqr, 4)
-FACTORS(Dorgqr, Dormqr, 8)
-FACTORS(Cungqr, Cunmqr, 8)
-FACTORS(Zungqr, Zunmqr, 16)
 
-#define EIGENVALUES(NAME, NAME_BATCHED, BYTES)                                                                         \
-    int cusolverDn##NAME##_bufferSize(void *h, int job, int uplo, int n, void *a, int lda, void *w, int *count) {      \
-        return assume_elements("cusolverDn" #NAME, count, (int64_t)n * n, BYTES);                                      \
-    }                                                                                                                  \
-    int cusolverDn##NAME_BATCHED##_bufferSize(void *h, int job, int uplo, int n, void *a, int lda, void *w,            \
-                                              int *count, void *params, int batch) {                                   \
-        return assume_elements("cusolverDn" #NAME_BATCHED, count, (int64_t)n * n * batch, BYTES);                      \
-    }
-EIGENVALUES(Ssyevd, SsyevjBatched, 4)
-EIGENVALUES(Dsyevd, DsyevjBatched, 8)
-EIGENVALUES(Cheevd, CheevjBatched, 8)
-EIGENVALUES(Zheevd, ZheevjBatched, 16)
+#define OF_TYPE(T, BYTES)                                                                                              \
+    ELEMENTS(T##potrf, n * n, BYTES, int uplo, int n, void *a, int lda, int *count)                                    \
+    ELEMENTS(T##getrf, m * n, BYTES, int m, int n, void *a, int lda, int *count)                                       \
+    ELEMENTS(T##geqrf, m * n, BYTES, int m, int n, void *a, int lda, int *count)                                       \
+    ELEMENTS(T##sytrf, n * n, BYTES, int n, void *a, int lda, int *count)                                              \
+    ELEMENTS(T##gesvd, m * n, BYTES, int m, int n, int *count)                                                         \
+    ELEMENTS(T##gesvdj, m * n, BYTES, int job, int economy, int m, int n, void *a, int lda, void *s, void *u, int ldu, \
+             void *v, int ldv, int *count)                                                                             \
+    ELEMENTS(T##gesvdjBatched, m * n * batch, BYTES, int job, int m, int n, void *a, int lda, void *s, void *u, int ldu, \
+             void *v, int ldv, int *count, void *parameters, int batch)                                                \
+    ELEMENTS(T##gesvdaStridedBatched, m * n * batch, BYTES, int job, int rank, int m, int n, void *a, int lda,         \
+             int64_t stride_a, void *s, int64_t stride_s, void *u, int ldu, int64_t stride_u, void *v, int ldv,        \
+             int64_t stride_v, int *count, int batch)
+OF_TYPE(S, 4)
+OF_TYPE(D, 8)
+OF_TYPE(C, 8)
+OF_TYPE(Z, 16)
 
-int cusolverDnXpotrf_bufferSize(void *h, void *params, int uplo, int64_t n, int type, void *a, int64_t lda, int compute,
-                                size_t *on_card, size_t *on_host) {
-    return assume_bytes("cusolverDnXpotrf", on_card, on_host, n * n);
-}
-int cusolverDnXgeqrf_bufferSize(void *h, void *params, int64_t m, int64_t n, int type, void *a, int64_t lda,
-                                int type_tau, void *tau, int compute, size_t *on_card, size_t *on_host) {
-    return assume_bytes("cusolverDnXgeqrf", on_card, on_host, m * n);
-}
-int cusolverDnXsyevd_bufferSize(void *h, void *params, int job, int uplo, int64_t n, int type, void *a, int64_t lda,
-                                int type_w, void *w, int compute, size_t *on_card, size_t *on_host) {
-    return assume_bytes("cusolverDnXsyevd", on_card, on_host, n * n);
-}
-int cusolverDnXsyevBatched_bufferSize(void *h, void *params, int job, int uplo, int64_t n, int type, void *a,
+#define OF_FIELD(T, GENERATE, MULTIPLY, EIGENVALUES, BATCHED, BYTES)                                                   \
+    ELEMENTS(T##GENERATE, m * n, BYTES, int m, int n, int k, void *a, int lda, void *tau, int *count)                  \
+    ELEMENTS(T##MULTIPLY, m * n, BYTES, int side, int form, int m, int n, int k, void *a, int lda, void *tau, void *c, \
+             int ldc, int *count)                                                                                      \
+    ELEMENTS(T##EIGENVALUES, n * n, BYTES, int job, int uplo, int n, void *a, int lda, void *w, int *count)            \
+    ELEMENTS(T##BATCHED, n * n * batch, BYTES, int job, int uplo, int n, void *a, int lda, void *w, int *count,        \
+             void *parameters, int batch)
+OF_FIELD(S, orgqr, ormqr, syevd, syevjBatched, 4)
+OF_FIELD(D, orgqr, ormqr, syevd, syevjBatched, 8)
+OF_FIELD(C, ungqr, unmqr, heevd, heevjBatched, 8)
+OF_FIELD(Z, ungqr, unmqr, heevd, heevjBatched, 16)
+
+EIGHT_BYTES(Xpotrf, n * n, void *parameters, int uplo, int64_t n, int type, void *a, int64_t lda, int compute)
+EIGHT_BYTES(Xgeqrf, m * n, void *parameters, int64_t m, int64_t n, int type, void *a, int64_t lda, int type_tau,
+            void *tau, int compute)
+EIGHT_BYTES(Xsyevd, n * n, void *parameters, int job, int uplo, int64_t n, int type, void *a, int64_t lda, int type_w,
+            void *w, int compute)
+EIGHT_BYTES(Xgeev, n * n, void *parameters, int left, int right, int64_t n, int type, void *a, int64_t lda, int type_w,
+            void *w, int type_l, void *l, int64_t ldl, int type_r, void *r, int64_t ldr, int compute)
+EIGHT_BYTES(Xsytrs, n * n, int uplo, int64_t n, int64_t columns, int type, void *a, int64_t lda, void *pivots,
+            int type_b, void *b, int64_t ldb)
+
+int cusolverDnXsyevBatched_bufferSize(void *handle, void *parameters, int job, int uplo, int64_t n, int type, void *a,
                                       int64_t lda, int type_w, void *w, int compute, size_t *on_card, size_t *on_host,
                                       int64_t batch) {
     return assume_bytes("cusolverDnXsyevBatched", on_card, on_host, n * n * batch);
 }
-int cusolverDnXgeev_bufferSize(void *h, void *params, int left, int right, int64_t n, int type, void *a, int64_t lda,
-                               int type_w, void *w, int type_l, void *l, int64_t ldl, int type_r, void *r, int64_t ldr,
-                               int compute, size_t *on_card, size_t *on_host) {
-    return assume_bytes("cusolverDnXgeev", on_card, on_host, n * n);
-}
-int cusolverDnXsytrs_bufferSize(void *h, int uplo, int64_t n, int64_t columns, int type, void *a, int64_t lda,
-                                void *pivots, int type_b, void *b, int64_t ldb, size_t *on_card, size_t *on_host) {
-    return assume_bytes("cusolverDnXsytrs", on_card, on_host, n * n);
-}
 
 /* ---- cuSPARSE: none ---- */
 
-static int no_bytes(const char *name, size_t *bytes) {
-    *bytes = 0;
-    return card_assumed(name, 0);
-}
-
-int cusparseSpMM_bufferSize(void *h, int op_a, int op_b, void *alpha, void *a, void *b, void *beta, void *c, int type,
-                            int algorithm, size_t *bytes) {
-    return no_bytes("cusparseSpMM", bytes);
-}
-int cusparseSDDMM_bufferSize(void *h, int op_a, int op_b, void *alpha, void *a, void *b, void *beta, void *c, int type,
-                             int algorithm, size_t *bytes) {
-    return no_bytes("cusparseSDDMM", bytes);
-}
-int cusparseSpMV_bufferSize(void *h, int op, void *alpha, void *a, void *x, void *beta, void *y, int type,
-                            int algorithm, size_t *bytes) {
-    return no_bytes("cusparseSpMV", bytes);
-}
-int cusparseSpSV_bufferSize(void *h, int op, void *alpha, void *a, void *x, void *y, int type, int algorithm,
-                            void *descriptor, size_t *bytes) {
-    return no_bytes("cusparseSpSV", bytes);
-}
-int cusparseSpSM_bufferSize(void *h, int op_a, int op_b, void *alpha, void *a, void *b, void *c, int type,
-                            int algorithm, void *descriptor, size_t *bytes) {
-    return no_bytes("cusparseSpSM", bytes);
-}
-int cusparseXcoosort_bufferSizeExt(void *h, int m, int n, int count, void *rows, void *columns, size_t *bytes) {
-    return no_bytes("cusparseXcoosort", bytes);
-}
-int cusparseXcsrsort_bufferSizeExt(void *h, int m, int n, int count, void *rows, void *columns, size_t *bytes) {
-    return no_bytes("cusparseXcsrsort", bytes);
-}
+#define NO_BYTES(NAME, SUFFIX, ...)                                                                                    \
+    int NAME##SUFFIX(void *handle, __VA_ARGS__, size_t *bytes) {                                                       \
+        *bytes = 0;                                                                                                    \
+        return card_assumed(#NAME, 0);                                                                                 \
+    }
+NO_BYTES(cusparseSpMM, _bufferSize, int op_a, int op_b, void *alpha, void *a, void *b, void *beta, void *c, int type,
+         int how)
+NO_BYTES(cusparseSDDMM, _bufferSize, int op_a, int op_b, void *alpha, void *a, void *b, void *beta, void *c, int type,
+         int how)
+NO_BYTES(cusparseSpMV, _bufferSize, int op, void *alpha, void *a, void *x, void *beta, void *y, int type, int how)
+NO_BYTES(cusparseSpSV, _bufferSize, int op, void *alpha, void *a, void *x, void *y, int type, int how, void *plan)
+NO_BYTES(cusparseSpSM, _bufferSize, int op_a, int op_b, void *alpha, void *a, void *b, void *c, int type, int how,
+         void *plan)
+NO_BYTES(cusparseXcoosort, _bufferSizeExt, int m, int n, int count, void *rows, void *columns)
+NO_BYTES(cusparseXcsrsort, _bufferSizeExt, int m, int n, int count, void *rows, void *columns)
 
 /* ---- cuFFT: as much as the transformed numbers take ---- */
 
@@ -163,7 +115,7 @@ int nvrtcVersion(int *major, int *minor) {
 
 int nvrtcCreateProgram(void **program, const char *source, const char *name, int count, const char **headers,
                        const char **names) {
-    *program = calloc(1, 8);
+    *program = card_new(CARD_HANDLE_BYTES);
     return 0;
 }
 
@@ -180,22 +132,22 @@ int nvrtcGetLoweredName(void *program, const char *name, const char **lowered) {
     return 0;
 }
 
-static int one_byte(size_t *bytes) {
+static int one_byte(void *program, size_t *bytes) {
     *bytes = 1;
     return 0;
 }
 
-static int end(char *text) {
+static int empty(void *program, char *text) {
     *text = 0;
     return 0;
 }
 
-int nvrtcGetPTXSize(void *program, size_t *bytes) { return one_byte(bytes); }
-int nvrtcGetCUBINSize(void *program, size_t *bytes) { return one_byte(bytes); }
-int nvrtcGetProgramLogSize(void *program, size_t *bytes) { return one_byte(bytes); }
-int nvrtcGetPTX(void *program, char *text) { return end(text); }
-int nvrtcGetCUBIN(void *program, char *text) { return end(text); }
-int nvrtcGetProgramLog(void *program, char *text) { return end(text); }
+NEW_ALIAS(nvrtcGetPTXSize, one_byte);
+NEW_ALIAS(nvrtcGetCUBINSize, one_byte);
+NEW_ALIAS(nvrtcGetProgramLogSize, one_byte);
+NEW_ALIAS(nvrtcGetPTX, empty);
+NEW_ALIAS(nvrtcGetCUBIN, empty);
+NEW_ALIAS(nvrtcGetProgramLog, empty);
 const char *nvrtcGetErrorString(int status) { return status ? "an error of the simulated card" : "success"; }
 
 /* ---- CUPTI, by which profilers watch kernels: there is never any record ---- */

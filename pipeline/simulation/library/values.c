@@ -53,6 +53,10 @@ static void keep(const char *address, char *content, size_t bytes, uint64_t laun
     next = (next + 1) % NUM_KEPT;
 }
 
+static const char *content_at(const struct kept *it, const char *address) {
+    return it->content + (address - it->address);
+}
+
 /* Return the newest kept content of these bytes. */
 static struct kept *find(const char *address, size_t bytes) {
     for (int age = 1; bytes <= LARGEST && age <= NUM_KEPT; age++) {
@@ -62,28 +66,30 @@ static struct kept *find(const char *address, size_t bytes) {
     return NULL;
 }
 
-void card_repeat(const void *to, const void *value, size_t value_bytes, size_t count) {
+/* Keep a value that stands so many times from an address on, and nothing of what was there before. */
+static void fill(const void *to, const void *value, size_t value_bytes, size_t count, uint64_t launches) {
     size_t bytes = value_bytes * count;
-    pthread_mutex_lock(&lock);
+    char *content = value && bytes && bytes <= LARGEST ? card_new(bytes) : NULL;
+    for (size_t i = 0; content && i < count; i++) memcpy(content + i * value_bytes, value, value_bytes);
     forget(to, bytes);
-    if (bytes && bytes <= LARGEST) {
-        char *content = malloc(bytes);
-        for (size_t i = 0; i < count; i++) memcpy(content + i * value_bytes, value, value_bytes);
-        keep(to, content, bytes, atomic_load(&num_launches));
-    }
+    if (content) keep(to, content, bytes, launches);
+}
+
+void card_repeat(const void *to, const void *value, size_t value_bytes, size_t count) {
+    pthread_mutex_lock(&lock);
+    fill(to, value, value_bytes, count, atomic_load(&num_launches));
     pthread_mutex_unlock(&lock);
 }
 
 void card_write(const void *to, const void *content, size_t bytes) { card_repeat(to, content, bytes, 1); }
 
-void card_move(const void *to, const void *from, size_t bytes) {
+int card_move(const void *to, const void *from, size_t bytes, size_t count) {
     pthread_mutex_lock(&lock);
     struct kept *found = find(from, bytes);
-    char *content = found ? memcpy(malloc(bytes), found->content + ((const char *)from - found->address), bytes) : NULL;
-    uint64_t launches = found ? found->num_launches : 0;
-    forget(to, bytes);
-    if (content) keep(to, content, bytes, launches);
+    int is_known = found && found->num_launches == atomic_load(&num_launches);
+    fill(to, found ? content_at(found, from) : NULL, bytes, count, found ? found->num_launches : 0);
     pthread_mutex_unlock(&lock);
+    return is_known;
 }
 
 /* ---- answers that are known before an operator asks for them: how many elements it found ---- */
@@ -117,7 +123,7 @@ int card_known(void *to, const void *from, size_t bytes) {
     pthread_mutex_lock(&lock);
     struct kept *found = find(from, bytes);
     if (found && found->num_launches != atomic_load(&num_launches)) found = NULL;
-    if (found) memcpy(to, found->content + ((const char *)from - found->address), bytes);
+    if (found) memcpy(to, content_at(found, from), bytes);
     pthread_mutex_unlock(&lock);
     return found != NULL;
 }
