@@ -49,6 +49,10 @@ def test_a_sum_that_autograd_computes_in_place_allocates_nothing() -> None:
     weight = torch.ones(ROWS, COLUMNS, requires_grad=True)
     with recorder:
         unshared(weight).backward()
-    products = [lifetime for lifetime in recorder.timeline().lifetimes if lifetime.num_bytes == BYTES]
-    assert [product.operator for product in products] == ["mul"] * 4, "two products, and the gradient of each"
-    assert products[2].freed_at is None, "the first gradient has become the sum, which is weight.grad"
+    timeline = recorder.timeline()
+    products = [number for number, one in enumerate(timeline.storages) if one.num_bytes == BYTES]
+    operators = [timeline.storages[number].operator for number in products]
+    assert operators == ["mul"] * 4, "two products, and the gradient of each"
+    assert products[2] in timeline.alive(len(timeline.events_E) - 1), (
+        "the first gradient has become the sum, which is weight.grad"
+    )

@@ -87,7 +87,7 @@ def test_parameters_gradients_and_optimizer_state_are_exact() -> None:
     backward = [span for span in timeline.spans if (span.step, span.phase) == (1, "backward")][-1]
     alive = Counter[str]()
     for number in timeline.alive(backward.begin):
-        alive[timeline.lifetimes[number].category] += int(timeline.num_bytes_N[number])
+        alive[timeline.storages[number].category] += int(timeline.num_bytes_N[number])
     assert alive["parameters"] == alive["gradients"] == sizes
     assert alive["optimizer state"] == 2 * sizes + 4 * len(parameters)  # two moments, and a step count of 4 bytes
     assert set(alive) <= set(CATEGORIES)
@@ -97,7 +97,7 @@ def test_parameters_gradients_and_optimizer_state_are_exact() -> None:
 def test_every_storage_has_a_module(checkpointing: str) -> None:
     timeline, _ = recorded(micro_batch_size=4, checkpointing=checkpointing)
     names = {name for name, _ in build_step(tiny(), tiny().prepare()).trainable.module.named_modules()}
-    of_steps = [lifetime for lifetime in timeline.lifetimes if lifetime.allocated_at >= timeline.spans[1].begin]
+    of_steps = [timeline.storages[number] for number in timeline.events_E[timeline.spans[1].begin :] if number >= 0]
     assert {lifetime.module for lifetime in of_steps} <= names | {"loss", "optimizer"}
     [head] = {
         lifetime.module

@@ -480,7 +480,7 @@ def test_a_memory_history_becomes_phases_purposes_and_lines(tmp_path: Path) -> N
     ]
     made = record(tmp_path, trace, phases=[backward, optimizer], marks=marks, steps=[50])
     history = history_of(made, 0)
-    categories = [one.category for one in history.timeline.lifetimes]
+    categories = [one.category for one in history.timeline.storages]
     assert categories == ["parameters", "activations", "logits and loss", "workspaces", "gradients", "optimizer state"]
     spans = [(span.step, span.phase) for span in history.timeline.spans]
     assert spans == [(0, "load"), (0, "forward"), (0, "backward"), (0, "optimizer")]

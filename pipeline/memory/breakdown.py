@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.base.by_key import summed
-from pipeline.memory.timeline import CATEGORIES, Lifetime, Timeline
+from pipeline.memory.timeline import CATEGORIES, Storage, Timeline
 
 NUM_LARGEST = 15
 """Number of the largest tensors that a breakdown lists."""
@@ -14,19 +14,6 @@ NUM_MOMENTS = 400
 """Number of moments of an optimizer step of which the largest tensors are listed."""
 NUM_LARGEST_THEN = 8
 """Number of the largest tensors of a moment."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveTensor:
-    """A storage that is alive at the peak."""
-
-    num_bytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    category: str
-    module: str
-    """Dotted name of the innermost module that owns it or allocated it."""
-    operator: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +30,7 @@ class Breakdown:
     category_bytes: Mapping[str, int]
     module_bytes: Mapping[str, int]
     """By dotted name, the largest first."""
-    largest: tuple[LiveTensor, ...]
+    largest: tuple[Storage, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +64,7 @@ class StepMemory:
     """Each phase and the time of its first event."""
     moments: tuple[Moment, ...]
     """The event with the most memory of each of NUM_MOMENTS stretches, or each event of a shorter step."""
-    tensors: tuple[LiveTensor, ...]
+    tensors: tuple[Storage, ...]
     """The tensors that are among the largest at one of the moments."""
 
 
@@ -89,7 +76,7 @@ def at_peak(timeline: Timeline) -> Breakdown:
 def at_event(timeline: Timeline, event: int) -> Breakdown:
     """Return the breakdown of what is alive after an event of a timeline, as if it were the peak."""
     span, alive = timeline.span_of(event), timeline.alive(event)
-    living = [timeline.lifetimes[number] for number in alive]
+    living = [timeline.storages[number] for number in alive]
     return Breakdown(
         peak_bytes=int(timeline.allocated_bytes_E[event]),
         step=span.step,
@@ -98,13 +85,13 @@ def at_event(timeline: Timeline, event: int) -> Breakdown:
         module=living[-1].module,
         category_bytes=dict(summed((one.category, one.num_bytes) for one in living).most_common()),
         module_bytes=dict(summed((one.module, one.num_bytes) for one in living).most_common()),
-        largest=tuple(_described(timeline.lifetimes[number]) for number in _largest(timeline, event, NUM_LARGEST)),
+        largest=tuple(timeline.storages[number] for number in _largest(timeline, event, NUM_LARGEST)),
     )
 
 
 def modules_at_peak(timeline: Timeline) -> tuple[ModuleMemory, ...]:
     """Return the memory at the peak of a timeline by module and category, the largest first."""
-    living = (timeline.lifetimes[number] for number in timeline.alive(int(timeline.allocated_bytes_E.argmax())))
+    living = (timeline.storages[number] for number in timeline.alive(int(timeline.allocated_bytes_E.argmax())))
     sizes = summed(((one.module, one.category), one.num_bytes) for one in living)
     return tuple(
         ModuleMemory(module=module, category=category, num_bytes=size)
@@ -126,7 +113,7 @@ def course_of(timeline: Timeline, step: int | None = None) -> StepMemory:
     sizes = timeline.num_bytes_N.tolist()
     for number, event in enumerate(timeline.events_E[:end].tolist()):
         storage = event if event >= 0 else -1 - event
-        alive[timeline.lifetimes[storage].category] += sizes[storage] if event >= 0 else -sizes[storage]
+        alive[timeline.storages[storage].category] += sizes[storage] if event >= 0 else -sizes[storage]
         if number >= begin:
             for category, total in alive.items():
                 courses[category].append(total)
@@ -140,7 +127,7 @@ def course_of(timeline: Timeline, step: int | None = None) -> StepMemory:
             Moment(event=event - begin, largest=tuple(places[storage] for storage in largest[event]))
             for event in events
         ),
-        tensors=tuple(_described(timeline.lifetimes[storage]) for storage in places),
+        tensors=tuple(timeline.storages[storage] for storage in places),
         seconds=tuple(moment - start for moment in timeline.seconds[begin:end]),
         category_bytes={category: tuple(totals) for category, totals in courses.items()},
         phases=tuple((timeline.spans[number].phase, timeline.seconds[begins[number]] - start) for number in of_step),
@@ -159,14 +146,3 @@ def _largest(timeline: Timeline, event: int, count: int) -> list[int]:
     alive = timeline.alive(event)
     found: list[int] = alive[np.argsort(-timeline.num_bytes_N[alive], kind="stable")[:count]].tolist()
     return found
-
-
-def _described(one: Lifetime) -> LiveTensor:
-    return LiveTensor(
-        num_bytes=one.num_bytes,
-        shape=one.shape,
-        dtype=one.dtype,
-        operator=one.operator,
-        module=one.module,
-        category=one.category,
-    )

@@ -25,7 +25,7 @@ from pipeline.base.contracts import Trainable
 from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_sum
 from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
 from pipeline.memory.python_operators import IN_PYTHON
-from pipeline.memory.timeline import Lifetime, PhaseWork, Span, Timeline
+from pipeline.memory.timeline import PhaseWork, Span, Storage, Timeline
 from pipeline.memory.work_counter import Memo, WorkCounter
 
 OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "optimizer"}
@@ -52,7 +52,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         calibrate()
         self._device_type, self._inside_of, self._run = device.type, inside_of, run
-        self._lifetimes: list[Lifetime] = []
+        self._storages: list[Storage] = []
         self._by_storage: dict[int, int] = {}
         self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._events: list[int] = []
@@ -113,7 +113,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._categorize(self._owned())
         first = self._seconds[0] if self._seconds else 0.0
         return Timeline(
-            lifetimes=tuple(map(replace, self._lifetimes)),  # copies: those of the recorder go on
+            storages=tuple(map(replace, self._storages)),  # copies: those of the recorder go on
             events_E=np.array(self._events, np.int64),
             seconds=tuple(moment - first for moment in self._seconds),
             spans=tuple(self._spans),
@@ -186,14 +186,14 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             size = storage.nbytes() if num_bytes is None else num_bytes
             if size:
                 number = self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func))
-                if self._lifetimes[number].module == "optimizer":
-                    self._lifetimes[number].module = self._owner(source)
+                if self._storages[number].module == "optimizer":
+                    self._storages[number].module = self._owner(source)
                 self._guard(storage, number)
 
     def _owner(self, source: object) -> str:
         """Return the module of the gradient that the optimizer's phase computes from, for its norm for example."""
         number = self._by_storage.get(source.untyped_storage()._cdata) if isinstance(source, Tensor) else None
-        return "optimizer" if number is None else self._lifetimes[number].module
+        return "optimizer" if number is None else self._storages[number].module
 
     def _guard(self, storage: torch.UntypedStorage, number: int) -> None:
         """Record the release of a storage as the end of lifetime `number`."""
@@ -207,16 +207,15 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         last, phase = self._spans[-1], self._phase
         if (last.step, last.phase) != (self._step, phase):
             self._spans.append(Span(step=self._step, phase=phase, begin=len(self._events)))
-        number = len(self._lifetimes)
-        self._lifetimes.append(
-            Lifetime(
+        number = len(self._storages)
+        self._storages.append(
+            Storage(
                 num_bytes=num_bytes,
                 shape=shape,
                 dtype=str(dtype).removeprefix("torch."),
                 operator=operator,
                 module=self._current_module(),
                 category=category or ("activations" if torch.is_grad_enabled() else "temporary"),
-                allocated_at=len(self._events),
             )
         )
         self._record(number)
@@ -244,10 +243,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return release
 
     def _end(self, number: int) -> None:
-        lifetime = self._lifetimes[number]
-        lifetime.freed_at = len(self._events)
-        if lifetime.category == "activations" and torch.is_grad_enabled():
-            lifetime.category = "temporary"  # freed before the backward pass
+        storage = self._storages[number]
+        if storage.category == "activations" and torch.is_grad_enabled():
+            storage.category = "temporary"  # freed before the backward pass
         self._record(-1 - number)
 
     def _current_module(self) -> str:
@@ -276,7 +274,7 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor, category, owner in owned:
             number = self._by_storage.get(_own_part(tensor).untyped_storage()._cdata)
             if number is not None:
-                self._lifetimes[number].category, self._lifetimes[number].module = category, owner
+                self._storages[number].category, self._storages[number].module = category, owner
 
     def _owned(self) -> Iterator[tuple[Tensor, str, str]]:
         """Yield the tensors of model and optimizer, each with its category and the module that it belongs to."""

@@ -1,4 +1,4 @@
-"""Storage lifetimes: when each tensor storage was allocated and freed, its size, and the operator that made it.
+"""Storages of tensors over time: when each was allocated and freed, its size, and the operator that made it.
 
 N counts storages in the order of their allocation, E events.
 """
@@ -31,8 +31,8 @@ Shape = tuple[int, ...]
 
 
 @dataclass(kw_only=True, slots=True)
-class Lifetime:
-    """One storage, from its allocation to its release."""
+class Storage:
+    """What is known of one storage."""
 
     num_bytes: int
     shape: Shape
@@ -45,10 +45,6 @@ class Lifetime:
     """Dotted name of the innermost module that ran the operator; `loss` or `optimizer` outside of all modules."""
     category: str
     """One of CATEGORIES."""
-    allocated_at: int
-    """Index of its allocation among the events."""
-    freed_at: int | None = None
-    """Index of its release among the events; None while it is alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,7 @@ class PhaseWork:
 class Timeline:
     """All allocations and releases, in their order, and the work of the phases."""
 
-    lifetimes: Sequence[Lifetime]
+    storages: Sequence[Storage]
     """In the order of their allocation."""
     events_E: IntArray
     """n for the allocation of storage n, -1 - n for its release."""
@@ -90,7 +86,7 @@ class Timeline:
     @cached_property
     def num_bytes_N(self) -> IntArray:
         """The size of each storage."""
-        return np.array([one.num_bytes for one in self.lifetimes], np.int64)
+        return np.array([one.num_bytes for one in self.storages], np.int64)
 
     def pass_work(self, num_passes: int) -> Work:
         """Return the mean work of the forward and backward passes of the last optimizer step, which has `num_passes`.

@@ -7,8 +7,8 @@ from typing import Any
 import altair as alt
 
 from pipeline.base.units import MIB
-from pipeline.memory.breakdown import LiveTensor, StepMemory
-from pipeline.memory.timeline import CATEGORIES
+from pipeline.memory.breakdown import StepMemory
+from pipeline.memory.timeline import CATEGORIES, Storage
 from pipeline.report.plot import ABOUT, WARNING, Bar, Panel, Plot, bars, colour, data, layered, mib_text, short
 from pipeline.training.metrics import Row
 
@@ -131,7 +131,7 @@ def _moments(course: StepMemory, unit: str) -> list[dict[str, Any]]:
     return found
 
 
-def _described(tensor: LiveTensor) -> str:
+def _described(tensor: Storage) -> str:
     shape = " x ".join(map(str, tensor.shape))
     where = tensor.module or "the whole model"
     kind = f"{shape} {tensor.dtype}, " if tensor.shape else ""

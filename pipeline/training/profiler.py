@@ -91,7 +91,7 @@ def profile_run(
 
     def emit_memory(*_: object) -> None:
         timeline = recorder.timeline()
-        if timeline.lifetimes:
+        if timeline.storages:
             emit(memory_profile(timeline))
 
     try:
@@ -128,7 +128,7 @@ def record_next_step(loop: Loop) -> Timeline:
 def memory_profile(timeline: Timeline) -> MemoryProfile:
     """Return the memory profile of a timeline, which must not be empty."""
     complete = any(span.step >= WATCHED_STEPS - 1 and span.phase == "optimizer" for span in timeline.spans)
-    sizes = summed((one.dtype, one.num_bytes) for one in timeline.lifetimes if one.operator in MATRIX_PRODUCTS)
+    sizes = summed((one.dtype, one.num_bytes) for one in timeline.storages if one.operator in MATRIX_PRODUCTS)
     return MemoryProfile(
         peak=at_peak(timeline),
         modules=modules_at_peak(timeline),

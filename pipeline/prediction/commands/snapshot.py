@@ -3,7 +3,7 @@
 import linecache
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.memory.timeline import Lifetime, Span, Timeline
+from pipeline.memory.timeline import Span, Storage, Timeline
 from pipeline.simulation import record as record_module
 from pipeline.simulation.record import Mark, PhaseTime, Record, StackFrame
 
@@ -67,7 +67,7 @@ def history_of(record: Record, device: int) -> History:
     """
     trace = [event for event in record.trace(device) if event["action"] in ("alloc", "free_requested")]
     phases, code = _Phases(record), SourceLines(record.own_code)
-    lifetimes: list[Lifetime] = []
+    storages: list[Storage] = []
     events: list[int] = []
     spans: list[Span] = []
     user_lines: list[str | None] = []
@@ -76,33 +76,32 @@ def history_of(record: Record, device: int) -> History:
     for event in trace:
         now, address = event["time_us"], event["addr"]
         while marks and marks[0].time_us < now:
-            _apply(marks.pop(0), alive, lifetimes)
+            _apply(marks.pop(0), alive, storages)
         step, phase, stack = phases.at(now, event["frames"])
         if event["action"] == "free_requested":
             number = alive.pop(address, None)
             if number is None:  # allocated before the history begins
                 continue
             events.append(-1 - number)
-            lifetimes[number].freed_at = len(events) - 1
         else:
-            alive[address] = len(lifetimes)
-            events.append(len(lifetimes))
+            alive[address] = len(storages)
+            events.append(len(storages))
             frames = [(frame["filename"], frame["line"], frame["name"]) for frame in event["frames"]]
             own = _without_simulation(frames)
-            lifetimes.append(_lifetime(event["size"], phase, own or stack, code, len(events) - 1))
+            storages.append(_storage(event["size"], phase, own or stack, code))
             user_lines.append(code.user_line(own) or code.user_line(stack))
             if not spans or (spans[-1].step, spans[-1].phase) != (step, phase):
                 spans.append(Span(step=step, phase=phase, begin=len(events) - 1))
     for mark in marks:
-        _apply(mark, alive, lifetimes)
-    _find_activations(lifetimes, spans, len(events))
-    _find_workspaces(lifetimes, record.workspace_bytes)
+        _apply(mark, alive, storages)
     timeline = Timeline(
-        lifetimes=lifetimes,
+        storages=storages,
         events_E=np.array(events, np.int64),
         spans=tuple(spans),
         seconds=range(len(events)),
     )
+    _find_activations(timeline)
+    _find_workspaces(timeline, record.workspace_bytes)
     return History(timeline=timeline, user_lines=tuple(user_lines), code=code.texts)
 
 
@@ -115,45 +114,44 @@ def _without_simulation(frames: Sequence[StackFrame]) -> list[StackFrame]:
     return [frame for frame in outside if not frame[0].startswith(SIMULATION)]
 
 
-def _apply(mark: Mark, alive: Mapping[int, int], lifetimes: Sequence[Lifetime]) -> None:
+def _apply(mark: Mark, alive: Mapping[int, int], storages: Sequence[Storage]) -> None:
     """Set the category of the storages at these addresses; what was parameters before stays so."""
     for address in mark.addresses:
         if address in alive:
-            one = lifetimes[alive[address]]
+            one = storages[alive[address]]
             if one.category not in ("parameters", "gradients", "optimizer state"):
                 one.category = mark.category
 
 
-def _lifetime(num_bytes: int, phase: str, stack: Sequence[StackFrame], code: "SourceLines", index: int) -> Lifetime:
+def _storage(num_bytes: int, phase: str, stack: Sequence[StackFrame], code: "SourceLines") -> Storage:
     is_loss = phase in ("forward", "evaluation") and any(map(code.mentions_loss, code.innermost(stack)))
-    return Lifetime(
+    return Storage(
         num_bytes=num_bytes,
         shape=(),
         dtype="uint8",
         operator=stack[0][2] if stack and phase != "backward" else phase,
         module=code.line(stack) or "unknown",
         category="logits and loss" if is_loss else "temporary",
-        allocated_at=index,
     )
 
 
-def _find_activations(lifetimes: Iterable[Lifetime], spans: Sequence[Span], num_events: int) -> None:
+def _find_activations(timeline: Timeline) -> None:
     """Call activations what a forward pass made and the backward pass that follows it still finds."""
-    begins = [span.begin for span in spans]
-    for one in lifetimes:
-        span = bisect_right(begins, one.allocated_at) - 1
-        if one.category != "temporary" or spans[span].phase != "forward":
+    begins = [span.begin for span in timeline.spans]
+    for one, begin, end in zip(timeline.storages, timeline.allocated_at_N, timeline.freed_at_N, strict=True):
+        span = bisect_right(begins, begin) - 1
+        if one.category != "temporary" or timeline.spans[span].phase != "forward":
             continue
-        following = next((later for later in spans[span + 1 :] if later.phase != "forward"), None)
-        end = num_events if one.freed_at is None else one.freed_at
+        following = next((later for later in timeline.spans[span + 1 :] if later.phase != "forward"), None)
         if following is not None and following.phase == "backward" and end > following.begin:
             one.category = "activations"
 
 
-def _find_workspaces(lifetimes: Iterable[Lifetime], sizes: Sequence[int]) -> None:
+def _find_workspaces(timeline: Timeline, sizes: Sequence[int]) -> None:
     """Call workspaces what has the size of one and is never freed."""
-    for one in lifetimes:
-        if one.freed_at is None and one.num_bytes in sizes and one.category in ("temporary", "activations"):
+    for number in timeline.alive(len(timeline.events_E) - 1):
+        one = timeline.storages[number]
+        if one.num_bytes in sizes and one.category in ("temporary", "activations"):
             one.category = "workspaces"
 
 

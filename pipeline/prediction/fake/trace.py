@@ -44,7 +44,7 @@ def is_steady(timeline: Timeline) -> bool:
     freed, new = (
         Counter(
             (one.num_bytes, one.dtype, one.operator, one.module, one.category)
-            for one in (timeline.lifetimes[number] for number in numbers)
+            for one in (timeline.storages[number] for number in numbers)
         )
         for numbers in (found - left, left - found)
     )
