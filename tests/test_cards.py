@@ -20,7 +20,7 @@ def test_every_card_is_found_by_its_own_names_and_nothing_else_is_called_so() ->
         else:
             with pytest.raises(InvalidInputError, match=f"{alike[0]} .* and {alike[1]}"):
                 find_card(card.name)
-        assert card.memory_source and card.speeds.float32_tflops <= card.speeds.tf32_tflops <= card.speeds.half_tflops
+        assert card.memory_source and card.float32_tflops <= card.tf32_tflops <= card.half_tflops
 
 
 @pytest.mark.parametrize(

@@ -69,17 +69,16 @@ def _of_host(launch_seconds: float) -> Rates:
 
 
 def _of_card(card: Card) -> Rates:
-    speeds = card.speeds
-    float32, half = speeds.float32_tflops * TERA, speeds.half_tflops * TERA
+    float32, half = card.float32_tflops * TERA, card.half_tflops * TERA
     return _rates(
         float32=float32,
-        tf32=speeds.tf32_tflops * TERA,
+        tf32=card.tf32_tflops * TERA,
         half=half,
         float8=half * (2 if card.capability >= WITH_FLOAT8 else 1),
         attention=float32,
         half_attention=half,
-        moved_bytes=speeds.memory_gb_per_s * GIGA,
-        host_bytes=speeds.host_gb_per_s * GIGA,
+        moved_bytes=card.memory_gb_per_s * GIGA,
+        host_bytes=card.host_gb_per_s * GIGA,
         **_of_link(link_of(card)),
         **_of_host(LAUNCH_SECONDS),
     )

@@ -14,6 +14,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from pipeline.base.errors import InvalidInputError, close_to
 from pipeline.base.units import MIB, parse_size
@@ -34,16 +37,6 @@ SHARE_OF_SIZE = (0.88, 1.02)
 """What torch shows of that memory, least and most."""
 UNLIMITED_MIB = 1 << 20
 """Memory of a card on which every training has room: 1 TiB."""
-
-
-@dataclass(frozen=True)
-class Clocks:
-    """The greatest clocks of a card, the width of its memory's bus, and the L2 cache between."""
-
-    multiprocessor_mhz: int
-    memory_mhz: int
-    bus_bits: int
-    l2_mib: float
 
 
 @dataclass(frozen=True)
@@ -74,10 +67,24 @@ CONTEXTS = {
 """By the card's name in CARDS; of all others it is ASSUMED_CONTEXT."""
 
 
-@dataclass(frozen=True)
-class Speeds:
-    """What a card does in a second at most, by its data sheet."""
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """A model of GPU: a row of the table; its clocks are the greatest, and what it does in a second is at most so."""
 
+    gpu: str
+    """What the setting gpu takes for it."""
+    name: str
+    """As torch and NVML call it."""
+    memory_mib: int
+    capability: tuple[int, int]
+    """CUDA compute capability."""
+    num_multiprocessors: int
+    multiprocessor_mhz: int
+    memory_mhz: int
+    bus_bits: int
+    """Width of the memory's bus."""
+    l2_mib: float
+    """The cache between memory and multiprocessors."""
     float32_tflops: float
     """Products in float32 on the general cores."""
     tf32_tflops: float
@@ -88,22 +95,6 @@ class Speeds:
     """What its memory reads and writes."""
     host_gb_per_s: float
     """What moves between it and the host in one direction: all lanes of its PCIe generation, or NVLink-C2C."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """A model of GPU."""
-
-    gpu: str
-    """What the setting gpu takes for it."""
-    name: str
-    """As torch and NVML call it."""
-    memory_mib: int
-    capability: tuple[int, int]
-    """CUDA compute capability."""
-    num_multiprocessors: int
-    clocks: Clocks
-    speeds: Speeds
     context: Context = ASSUMED_CONTEXT
     other_names: tuple[str, ...] = ()
     memory_source: str = "given"
@@ -122,26 +113,12 @@ class Card:
 
 def _read_table() -> dict[str, Card]:
     with TABLE.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {row["gpu"]: _card(row) for row in rows}
-
-
-def _card(row: dict[str, str]) -> Card:
-    major, _, minor = row["capability"].partition(".")
-    return Card(
-        gpu=row["gpu"],
-        name=row["name"],
-        memory_mib=int(row["memory_mib"]),
-        capability=(int(major), int(minor)),
-        num_multiprocessors=int(row["num_multiprocessors"]),
-        clocks=Clocks(
-            int(row["multiprocessor_mhz"]), int(row["memory_mhz"]), int(row["bus_bits"]), float(row["l2_mib"])
-        ),
-        speeds=Speeds(*(float(row[name]) for name in Speeds.__dataclass_fields__)),
-        context=CONTEXTS.get(row["gpu"], ASSUMED_CONTEXT),
-        other_names=tuple(filter(None, row["other_names"].split(";"))),
-        memory_source=row["memory_source"],
-    )
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    for row in rows:
+        row["capability"] = row["capability"].split(".")
+        row["other_names"] = filter(None, row["other_names"].split(";"))
+        row["context"] = CONTEXTS.get(row["gpu"], ASSUMED_CONTEXT)
+    return {card.gpu: card for card in TypeAdapter(list[Card]).validate_python(rows)}
 
 
 CARDS = _read_table()

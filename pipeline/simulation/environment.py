@@ -70,12 +70,12 @@ def environment(
 
 def card_variables(card: Card, num_cards: int = 1, budget_bytes: int | None = None) -> dict[str, str]:
     """Return the variables that say what the cards are; what is free beside the context is all of it by default."""
-    (major, minor), clocks = card.capability, card.clocks
+    major, minor = card.capability
     return {
         "SIMULATED_CARD_NAME": card.name,
         "SIMULATED_CARD_CAPABILITY": f"{major}.{minor}",
         "SIMULATED_CARD_MULTIPROCESSORS": str(card.num_multiprocessors),
-        "SIMULATED_CARD_CLOCKS": f"{clocks.multiprocessor_mhz},{clocks.memory_mhz},{clocks.bus_bits},{clocks.l2_mib}",
+        "SIMULATED_CARD_CLOCKS": f"{card.multiprocessor_mhz},{card.memory_mhz},{card.bus_bits},{card.l2_mib}",
         "SIMULATED_CARD_MEMORY_MIB": str(card.memory_mib),
         "SIMULATED_CARD_CONTEXT_MIB": str(card.context.mib),
         "SIMULATED_CARD_OTHERS_MIB": str(_others_mib(card, budget_bytes)),

@@ -93,7 +93,7 @@ LINKS, _OF_CARDS, _PORTS = _read_table()
 
 def link_of(card: Card) -> Link:
     """Return what connects several cards of a model in one machine."""
-    return _OF_CARDS.get(card.gpu) or Link("PCIe", card.speeds.host_gb_per_s)
+    return _OF_CARDS.get(card.gpu) or Link("PCIe", card.host_gb_per_s)
 
 
 def link_between(card: Card, gpus_per_machine: int) -> Link | None:
