@@ -21,7 +21,7 @@ from pipeline.base.results import MemoryUse, StepRecord
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.given import merged, validate
 from pipeline.config.settings import AllSettings
-from pipeline.memory.flops import operations_of
+from pipeline.memory.work_counter import WorkCounter
 from pipeline.models import causal_lm
 from pipeline.prediction import patches
 from pipeline.prediction.cards import find_hardware
@@ -357,5 +357,7 @@ def test_operations_of_attention_are_those_of_every_head_if_heads_share_keys(ker
     backward = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_backward").default
     query, key = torch.empty(2, 4, 8, 16, device="meta"), torch.empty(2, 2, 8, 16, device="meta")
     product = 2 * query.numel() * 8  # of all queries with all keys
-    assert operations_of(forward, (query, key, key), {}, query) == 2 * product
-    assert operations_of(backward, (query, query, key, key), {}, query) == 5 * product
+    counter = WorkCounter("cuda")
+    for operator, args, num_products in ((forward, (query, key, key), 2), (backward, (query, query, key, key), 5)):
+        counter.count(operator, args, {}, query, {})
+        assert counter.take_phase().flops == num_products * product

@@ -33,27 +33,6 @@ class _Kept(NamedTuple):
     random_state: Tensor | None
 
 
-class _Attention:
-    """Recognizes attention's result among the operators of a layer, in their order.
-
-    It is the result of a kernel or, where attention is computed eagerly, the product of its weights and the values: the
-    first product after a softmax that has as many elements as the softmax.
-    """
-
-    def __init__(self) -> None:
-        self._num_weights = 0
-
-    def is_result(self, operator: Any, args: tuple[Any, ...]) -> bool:
-        """Whether this operator's result is kept."""
-        name = _name(operator)
-        if name in SOFTMAX:
-            self._num_weights = args[0].numel()
-        elif name == PRODUCT and args[0].numel() == self._num_weights:
-            self._num_weights = 0
-            return True
-        return _is_kernel(name)
-
-
 class _KeptAttention(TorchDispatchMode):
     """Keeps attention's results in a forward pass, or returns the kept ones where it is recomputed."""
 
@@ -61,7 +40,7 @@ class _KeptAttention(TorchDispatchMode):
 
     def __init__(self, kept: deque[_Kept], *, recomputed: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._attention, self._kept, self._recomputed = _Attention(), kept, recomputed
+        self._kept, self._recomputed, self._num_weights = kept, recomputed, 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -80,7 +59,7 @@ class _KeptAttention(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run the operator, and keep its result if it is attention's; or return the result that was kept."""
-        is_kept = self._attention.is_result(func, args)
+        is_kept = self._is_attention(func, args)
         if is_kept and self._recomputed:
             return _reused(self._kept.popleft())
         result = func(*args, **(kwargs or {}))
@@ -88,6 +67,19 @@ class _KeptAttention(TorchDispatchMode):
             aliases = tree_map_only(Tensor, _alias, result)
             self._kept.append(_Kept(aliases, _versions(aliases), _random_state(aliases)))
         return result
+
+    def _is_attention(self, operator: Any, args: tuple[Any, ...]) -> bool:
+        """Whether an operator's result is attention's: of a kernel, or of weights times values where it is eager.
+
+        That is the first product after a softmax that has as many elements as the softmax.
+        """
+        name = _name(operator)
+        if name in SOFTMAX:
+            self._num_weights = args[0].numel()
+        elif name == PRODUCT and args[0].numel() == self._num_weights:
+            self._num_weights = 0
+            return True
+        return _is_kernel(name)
 
 
 def attention_saved_contexts() -> tuple[TorchDispatchMode, TorchDispatchMode]:

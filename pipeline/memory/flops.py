@@ -1,6 +1,6 @@
 """Floating-point operations of an operator call, by torch's own formulas: matrix products and attention."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,11 +49,3 @@ FORMULAS = {
 """The formulas of torch.utils.flop_counter, and those that some versions lack: products added in place, attention on a
 CPU, attention in which heads share keys, and grouped matrix products. Those of products, which are most calls, are
 written out: torch's take 100 microseconds for the shapes."""
-
-
-def operations_of(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Return the floating-point operations of one call; 0 for an operator without a formula."""
-    formula = FORMULAS.get(operator.overloadpacket)
-    if formula is None:
-        return 0
-    return int(formula(*args, **kwargs, out_val=result))

@@ -7,7 +7,6 @@ like every later one.
 
 import resource
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -23,32 +22,7 @@ PHASES = ("load", "forward", "backward", "optimizer")
 _MARK = "fitproof::"
 
 
-class Meter(ABC):
-    """Measures the memory of this process on one device; create it before the first tensor."""
-
-    @abstractmethod
-    def mark(self, step: int, phase: str) -> None:
-        """Record the end of a phase of optimizer step `step`, counted from 0; of equal names the last counts."""
-
-    @abstractmethod
-    def begin_evaluation(self) -> None:
-        """Measure the peak from here on by itself as well: the training has ended, and held-out data is evaluated."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop the profiler, if there is one: the profiled optimizer steps have ended."""
-
-    @abstractmethod
-    def read(self) -> MemoryUse:
-        """Return the peaks so far."""
-
-
-def make_meter(device: torch.device) -> Meter:
-    """Return the meter for `device`."""
-    return CpuMeter() if device.type == "cpu" else AcceleratorMeter(device)
-
-
-class CpuMeter(Meter):
+class CpuMeter:
     """Sums the allocator's events, as the profiler records them."""
 
     def __init__(self) -> None:
@@ -59,24 +33,24 @@ class CpuMeter(Meter):
         self._phases: tuple[PhaseMemory, ...] = ()
 
     def mark(self, step: int, phase: str) -> None:
-        """Add a mark to the profiler's events."""
+        """Record the end of a phase of optimizer step `step`, counted from 0; of equal names the last counts."""
         if phase in PHASES:
             with record_function(f"{_MARK}{step}:{phase}"):
                 pass
 
-    def begin_evaluation(self) -> None:
-        """Do nothing: the profiler has been stopped, since it takes long."""
-
     def stop(self) -> None:
-        """Stop the profiler and sum its events."""
+        """Stop the profiler and sum its events: the optimizer steps that it slows down have ended."""
         if self._profile is None:
             return
         self._profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._peak_bytes, self._phases = _add_up(self._profile)
         self._profile = None
 
+    def begin_evaluation(self) -> None:
+        """Do nothing: the profiler has been stopped."""
+
     def read(self) -> MemoryUse:
-        """Return the peaks; before stop() the allocator's is not known yet."""
+        """Return the peaks so far; before stop() the allocator's is not known yet."""
         return MemoryUse(
             peak_allocated_bytes=self._peak_bytes,
             peak_process_bytes=_peak_process_bytes(),
@@ -84,7 +58,7 @@ class CpuMeter(Meter):
         )
 
 
-class AcceleratorMeter(Meter):
+class AcceleratorMeter:
     """Reads the caching allocator's statistics, and on CUDA those of NVML."""
 
     def __init__(self, device: torch.device) -> None:
@@ -100,16 +74,16 @@ class AcceleratorMeter(Meter):
         if phase in PHASES:
             self._allocated_bytes[step, phase] = torch.accelerator.memory_allocated(self._device)
 
-    def begin_evaluation(self) -> None:
-        """Keep the peaks so far and reset those of the allocator."""
-        self._training_peaks = self._peaks()
-        torch.accelerator.reset_peak_memory_stats(self._device)
-
     def stop(self) -> None:
         """Do nothing: there is no profiler."""
 
+    def begin_evaluation(self) -> None:
+        """Keep the peaks of the training, and measure that of an evaluation by itself."""
+        self._training_peaks = self._peaks()
+        torch.accelerator.reset_peak_memory_stats(self._device)
+
     def read(self) -> MemoryUse:
-        """Return the peaks; device bytes are the reserved peak plus the process's other memory, as its context."""
+        """Return the peaks so far; device bytes are the reserved peak plus other memory, as its context."""
         before, now = self._used_bytes_before, used_bytes(self._device)
         allocated, reserved = self._peaks()
         of_training = self._training_peaks or (0, 0)
@@ -130,6 +104,11 @@ class AcceleratorMeter(Meter):
     def _peaks(self) -> tuple[int, int]:
         device = self._device
         return torch.accelerator.max_memory_allocated(device), torch.accelerator.max_memory_reserved(device)
+
+
+def make_meter(device: torch.device) -> CpuMeter | AcceleratorMeter:
+    """Return what measures the memory of this process on a device; to be made before the first tensor."""
+    return CpuMeter() if device.type == "cpu" else AcceleratorMeter(device)
 
 
 def _add_up(profiled: profile) -> tuple[int, tuple[PhaseMemory, ...]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipeline.memory.attention_saved import is_keeping_attention
 from pipeline.memory.collectives import find_collective, num_bytes
-from pipeline.memory.flops import FORMULAS, operations_of
+from pipeline.memory.flops import FORMULAS
 from pipeline.memory.work import ATTENTION, SENT, Work, work_of
 
 aten = torch.ops.aten
@@ -87,8 +87,8 @@ def _work_of_call(
     if (collective := find_collective(operator, args, kwargs, result)) is not None:
         name, sent_bytes = collective
         return CallWork(f"{SENT}{name}", sent_bytes)
-    if operator.overloadpacket in FORMULAS:
-        return CallWork(None, operations_of(operator, args, kwargs, result))
+    if (formula := FORMULAS.get(operator.overloadpacket)) is not None:
+        return CallWork(None, int(formula(*args, **kwargs, out_val=result)))
     if operator in COPIES and _device(result) != _device(args[operator is aten.copy_.default]):
         return CallWork("host_bytes", num_bytes(result))
     moved_bytes = _moved_bytes(operator, args, result)
