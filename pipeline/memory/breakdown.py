@@ -108,15 +108,8 @@ def course_of(timeline: Timeline, step: int | None = None) -> StepMemory:
         if step is None or (span.step, span.phase != "load") == (step, True)
     ]
     begin, end = begins[of_step[0]], ends[of_step[-1]]
-    alive = dict.fromkeys(CATEGORIES, 0)
-    courses: dict[str, list[int]] = {category: [] for category in CATEGORIES}
-    sizes = timeline.num_bytes_N.tolist()
-    for number, event in enumerate(timeline.events_E[:end].tolist()):
-        storage = event if event >= 0 else -1 - event
-        alive[timeline.storages[storage].category] += sizes[storage] if event >= 0 else -sizes[storage]
-        if number >= begin:
-            for category, total in alive.items():
-                courses[category].append(total)
+    category_E = np.array([one.category for one in timeline.storages])[timeline.storage_E]
+    changes = {category: np.where(category_E == category, timeline.change_E, 0) for category in CATEGORIES}
     start = timeline.seconds[begin]
     events = _highest(timeline, begin, end)
     largest = {event: _largest(timeline, event, NUM_LARGEST_THEN) for event in events}
@@ -129,7 +122,7 @@ def course_of(timeline: Timeline, step: int | None = None) -> StepMemory:
         ),
         tensors=tuple(timeline.storages[storage] for storage in places),
         seconds=tuple(moment - start for moment in timeline.seconds[begin:end]),
-        category_bytes={category: tuple(totals) for category, totals in courses.items()},
+        category_bytes={name: tuple(np.cumsum(own)[begin:end].tolist()) for name, own in changes.items()},
         phases=tuple((timeline.spans[number].phase, timeline.seconds[begins[number]] - start) for number in of_step),
     )
 

@@ -26,12 +26,13 @@ LIBRARY_TEXTS: Mapping[str, str] = {
 cuDNN's front end passes the name of the status on; its plans' workspaces are allocated by torch.
 """
 _ON_HOST = ("DefaultCPUAllocator", "HOST_ALLOCATION")
-_OTHERS_TEXTS: Mapping[str, str] = {
+_TEXTS: Mapping[str, str] = {
+    **{re.escape(text): library for text, library in LIBRARY_TEXTS.items()},
     r"(?:Cuda|CUDA) failure (?:\d+ )?'out of memory'": "NCCL",
     r"Failed to CUDA (?:host )?(?:calloc|malloc) (?:async )?\d+ bytes": "NCCL",
     r"Error out of memory at line \d+ in file": "bitsandbytes",
 }
-"""The same as regular expressions, of errors that end no process by themselves or raise no exception of torch."""
+"""These as regular expressions, and those of errors that end no process or raise no exception of torch."""
 
 _SIZE = r"\d+(?:\.\d+)? (?:bytes|[KMG]i?B)"
 _UNITS = {"bytes": 0, "K": 10, "M": 20, "G": 30}
@@ -42,8 +43,7 @@ _STARTS = re.compile(
         [
             rf"(?P<card>{_OF_CARDS})",
             rf"(?P<mps>{_OF_MPS})",
-            *(rf"(?P<library_{number}>{re.escape(text)})" for number, text in enumerate(LIBRARY_TEXTS)),
-            *(rf"(?P<other_{number}>{text})" for number, text in enumerate(_OTHERS_TEXTS)),
+            *(rf"(?P<library_{number}>{text})" for number, text in enumerate(_TEXTS)),
         ]
     )
 )
@@ -185,9 +185,7 @@ def _message(log: str, start: "re.Match[str]", end: int) -> OutOfMemoryMessage:
         return _of_card(text, rank)
     if start["mps"]:
         return _of_mps(text, rank)
-    found = next(name for name, value in start.groupdict().items() if value and name.startswith(("library", "other")))
-    kind, _, number = found.partition("_")
-    library = list((LIBRARY_TEXTS if kind == "library" else _OTHERS_TEXTS).values())[int(number)]
+    library = next(whose for number, whose in enumerate(_TEXTS.values()) if start[f"library_{number}"])
     is_host = any(part in start[0] for part in _ON_HOST)
     asked = _CPU_BYTES.search(text) if is_host else None
     return OutOfMemoryMessage(

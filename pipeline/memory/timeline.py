@@ -78,8 +78,8 @@ class Timeline:
     """In the order of their allocation."""
     events_E: IntArray
     """n for the allocation of storage n, -1 - n for its release."""
-    seconds: Sequence[float] = ()
-    """Time of each event, from the first one; empty unless it is a recording."""
+    seconds: Sequence[float]
+    """Time of each event, from the first one."""
     spans: tuple[Span, ...]
     work: tuple[PhaseWork, ...] = ()
 
@@ -129,16 +129,25 @@ class Timeline:
         """Index of the release of each storage among the events; their number where it is never released."""
         freed_at_N = np.full(len(self.num_bytes_N), len(self.events_E))
         releases = np.flatnonzero(self.events_E < 0)
-        freed_at_N[-1 - self.events_E[releases]] = releases
+        freed_at_N[self.storage_E[releases]] = releases
         return freed_at_N
 
     @cached_property
     def allocated_bytes_E(self) -> IntArray:
         """The bytes alive after each event."""
-        is_release = self.events_E < 0
-        num_bytes = self.num_bytes_N[np.where(is_release, -1 - self.events_E, self.events_E)]
-        total: IntArray = np.cumsum(np.where(is_release, -num_bytes, num_bytes))
+        total: IntArray = np.cumsum(self.change_E)
         return total
+
+    @cached_property
+    def storage_E(self) -> IntArray:
+        """The number of the storage of each event."""
+        return np.where(self.events_E < 0, -1 - self.events_E, self.events_E)
+
+    @cached_property
+    def change_E(self) -> IntArray:
+        """The bytes that each event adds to those alive."""
+        num_bytes = self.num_bytes_N[self.storage_E]
+        return np.where(self.events_E < 0, -num_bytes, num_bytes)
 
     def alive(self, event: int) -> IntArray:
         """Return the numbers of the storages that are alive after event number `event`."""
