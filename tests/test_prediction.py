@@ -266,7 +266,7 @@ def test_a_prediction_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("FITPROOF_CACHE", str(tmp_path))
     experiment = tiny(micro_batch_size=4)
     first = predict(experiment, CPU)
-    monkeypatch.setattr("pipeline.prediction.fake.recording.record_lifetimes", None)  # must not be called
+    monkeypatch.setattr("pipeline.prediction.fake.recording.record_first_steps", None)  # must not be called
     again = predict(tiny(micro_batch_size=4, seed=1, num_steps=9, output="elsewhere"), CPU)
     assert again == first
     for changed in ({"micro_batch_size": 2}, {"precision": "bf16"}, {"sequences": "padded"}, {"sequence_length": 16}):

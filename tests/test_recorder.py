@@ -18,7 +18,7 @@ from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.timeline import CATEGORIES, Timeline
 from pipeline.prediction.fake.cpu_buffers import cpu_buffers
 from pipeline.training.loop import Message, train
-from pipeline.training.profiler import record_lifetimes
+from pipeline.training.profiler import record_first_steps
 from pipeline.training.step import build_step
 
 CASES: list[dict[str, Any]] = [
@@ -39,7 +39,9 @@ def recorded(**settings: Any) -> tuple[Timeline, MemoryUse]:
     """Return the recorded timeline of two optimizer steps, and the profiler's peak of the same steps."""
     experiment = tiny(**settings)
     prepared = experiment.prepare()
-    timeline = record_lifetimes(experiment, prepared)
+    recorder = LifetimeRecorder(experiment.device)
+    record_first_steps(experiment, prepared, recorder)
+    timeline = recorder.timeline()
     gc.collect()  # what has been left must not die while the meter counts
     messages: list[Message] = []
     train(experiment, prepared, messages.append)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -24,7 +25,6 @@ from torch.utils._pytree import tree_leaves
 from pipeline.base.contracts import Trainable
 from pipeline.memory.gradient_sums import calibrate, in_backward, is_in_place_sum
 from pipeline.memory.inside import Buffer, InsideOf, nothing_inside
-from pipeline.memory.python_operators import IN_PYTHON
 from pipeline.memory.timeline import PhaseWork, Span, Storage, Timeline
 from pipeline.memory.work_counter import Memo, WorkCounter
 
@@ -32,12 +32,31 @@ OUTSIDE = {"load": "", "forward": "loss", "backward": "loss", "optimizer": "opti
 """The module name of storages that are allocated outside of all modules, by phase."""
 GET_DEVICE = torch.ops.prim.device.default
 """Called several times for each operator on fake tensors; it allocates nothing."""
-
-
 LOADED = "loaded"
 """The operator of what was there when the recording began."""
 Run = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], tuple[Any, Memo]]
 """(operator, its arguments) -> its result, and a memo that calls of the same form share."""
+
+
+def _in_python() -> Mapping[Any, Callable[[tuple[Any, ...]], Any]]:
+    """Return the functions that compute operators written in Python, of others, from their arguments, if torch has any.
+
+    Those are what allocates and computes.
+    """
+    try:
+        module = import_module("torch.nn.modules.linear_cross_entropy")
+        accumulate = module._linear_cross_entropy_batch_chunked_accumulator
+    except (ImportError, AttributeError):
+        return {}
+
+    def chunked(args: tuple[Any, ...]) -> Any:
+        *inputs, _, hidden_gradient, weight_gradient, bias_gradient = args  # without allow_retain_graph
+        return accumulate(*inputs, hidden_gradient, weight_gradient, bias_gradient)
+
+    return {torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default: chunked}
+
+
+IN_PYTHON = _in_python()
 
 
 def passed_on(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Memo]:
@@ -53,8 +72,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         calibrate()
         self._device_type, self._inside_of, self._run = device.type, inside_of, run
         self._storages: list[Storage] = []
-        self._by_storage: dict[int, int] = {}
-        self._guards: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        """The number of each storage that is alive, and what notices its release, by its key."""
         self._events: list[int] = []
         self._seconds: list[float] = []
         self._counter = WorkCounter(device.type)
@@ -152,10 +171,8 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def resized(storage: torch.UntypedStorage, num_bytes: int) -> Any:
             result = resize(storage, num_bytes)
-            number = self._by_storage.pop(storage._cdata, None)
-            if number is not None:
-                del self._guards[storage._cdata]
-                self._end(number)
+            if (freed := self._alive.pop(storage._cdata, None)) is not None:
+                self._end(freed[0])
             if num_bytes and storage.device.type == self._device_type:
                 shape = (num_bytes,)
                 self._guard(storage, self._begin(num_bytes, shape, torch.uint8, "all_gather", "parameters"))
@@ -174,15 +191,12 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _pass_on(self, tensor: Tensor, result: Tensor) -> None:
         """Let the result of an operator continue the lifetime of a storage that it reuses."""
-        key = tensor.untyped_storage()._cdata
-        number = self._by_storage.pop(key, None)
-        if number is not None:
-            del self._guards[key]
-            self._guard(result.untyped_storage(), number)
+        if (reused := self._alive.pop(tensor.untyped_storage()._cdata, None)) is not None:
+            self._guard(result.untyped_storage(), reused[0])
 
     def _note(self, tensor: Tensor, func: Any, num_bytes: int | None, source: object) -> None:
         storage = tensor.untyped_storage()
-        if storage._cdata not in self._by_storage:
+        if storage._cdata not in self._alive:
             size = storage.nbytes() if num_bytes is None else num_bytes
             if size:
                 number = self._begin(size, tuple(tensor.shape), tensor.dtype, _name(func))
@@ -192,14 +206,18 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _owner(self, source: object) -> str:
         """Return the module of the gradient that the optimizer's phase computes from, for its norm for example."""
-        number = self._by_storage.get(source.untyped_storage()._cdata) if isinstance(source, Tensor) else None
-        return "optimizer" if number is None else self._storages[number].module
+        found = self._alive.get(source.untyped_storage()._cdata) if isinstance(source, Tensor) else None
+        return "optimizer" if found is None else self._storages[found[0]].module
 
     def _guard(self, storage: torch.UntypedStorage, number: int) -> None:
-        """Record the release of a storage as the end of lifetime `number`."""
+        """Record the release of a storage as the end of storage `number`."""
         key = storage._cdata
-        self._by_storage[key] = number
-        self._guards[key] = weakref.ref(storage, self._on_release(key, number))
+
+        def release(_: object) -> None:
+            del self._alive[key]
+            self._end(number)
+
+        self._alive[key] = number, weakref.ref(storage, release)
 
     def _begin(
         self, num_bytes: int, shape: tuple[int, ...], dtype: torch.dtype, operator: str, category: str | None = None
@@ -235,13 +253,6 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events.append(event)
         self._seconds.append(time.perf_counter())
 
-    def _on_release(self, key: int, number: int) -> Callable[[object], None]:
-        def release(_: object) -> None:
-            del self._by_storage[key], self._guards[key]
-            self._end(number)
-
-        return release
-
     def _end(self, number: int) -> None:
         storage = self._storages[number]
         if storage.category == "activations" and torch.is_grad_enabled():
@@ -272,9 +283,9 @@ class LifetimeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _categorize(self, owned: Iterable[tuple[Tensor, str, str]]) -> None:
         """Set the category and module of parameters, gradients and optimizer state that are alive."""
         for tensor, category, owner in owned:
-            number = self._by_storage.get(_own_part(tensor).untyped_storage()._cdata)
-            if number is not None:
-                self._storages[number].category, self._storages[number].module = category, owner
+            if (found := self._alive.get(_own_part(tensor).untyped_storage()._cdata)) is not None:
+                storage = self._storages[found[0]]
+                storage.category, storage.module = category, owner
 
     def _owned(self) -> Iterator[tuple[Tensor, str, str]]:
         """Yield the tensors of model and optimizer, each with its category and the module that it belongs to."""

@@ -15,9 +15,8 @@ from pipeline.base.contracts import Prepared
 from pipeline.config.experiment import Experiment
 from pipeline.memory.breakdown import Breakdown, ModuleMemory, StepMemory, at_peak, course_of, modules_at_peak
 from pipeline.memory.device import occupy
-from pipeline.memory.inside import InsideOf, nothing_inside
 from pipeline.memory.meter import WATCHED_STEPS
-from pipeline.memory.recorder import LifetimeRecorder, Run, passed_on
+from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.timeline import Timeline
 from pipeline.training.loop import Loop
 from pipeline.training.step import Build, build_step, built, unmarked
@@ -95,7 +94,7 @@ def profile_run(
             emit(memory_profile(timeline))
 
     try:
-        loop = _begin(experiment, prepared, recorder, emit_memory)
+        loop = record_first_steps(experiment, prepared, recorder, emit_memory)
     finally:
         emit_memory()
     emit(_profile_time(loop, experiment.device, folder))
@@ -103,17 +102,32 @@ def profile_run(
         _record_allocator(loop, folder)
 
 
-def record_lifetimes(
+def record_first_steps(
     experiment: Experiment,
     prepared: Prepared,
+    recorder: LifetimeRecorder,
+    mark: Callable[[int, str], None] = unmarked,
     build: Build = built,
-    inside_of: InsideOf = nothing_inside,
-    run: Run = passed_on,
-) -> Timeline:
-    """Build the model, take two optimizer steps and return the storage lifetimes; no tensor's value is read."""
-    recorder = LifetimeRecorder(experiment.device, inside_of, run)
-    _begin(experiment, prepared, recorder, unmarked, build)
-    return recorder.timeline()
+) -> Loop:
+    """Take the first two optimizer steps under the recorder; return the loop, to be continued without it.
+
+    No tensor's value is read.
+    """
+
+    def mark_both(step: int, phase: str) -> None:
+        recorder.mark(step, phase)
+        mark(step, phase)
+
+    torch.manual_seed(experiment.settings.seed)
+    with recorder:
+        step = build_step(experiment, prepared, build)
+        mark_both(0, "load")
+        optimizer = step.make_optimizer(step.trainable.module)
+        loop = Loop(experiment, prepared.train, step, optimizer, lambda record: None)
+        with recorder.watching(step.trainable, optimizer), step.run_context():
+            for _ in range(WATCHED_STEPS):
+                loop.launch(mark_both)
+    return loop
 
 
 def record_next_step(loop: Loop) -> Timeline:
@@ -135,31 +149,6 @@ def memory_profile(timeline: Timeline) -> MemoryProfile:
         course=course_of(timeline, WATCHED_STEPS - 1) if complete else None,
         matrix_products_float32_percent=100 * sizes["float32"] / sizes.total() if sizes else None,
     )
-
-
-def _begin(
-    experiment: Experiment,
-    prepared: Prepared,
-    recorder: LifetimeRecorder,
-    mark: Callable[[int, str], None],
-    build: Build = built,
-) -> Loop:
-    """Take the first two optimizer steps under the recorder; return the loop, to be continued without it."""
-
-    def mark_both(step: int, phase: str) -> None:
-        recorder.mark(step, phase)
-        mark(step, phase)
-
-    torch.manual_seed(experiment.settings.seed)
-    with recorder:
-        step = build_step(experiment, prepared, build)
-        mark_both(0, "load")
-        optimizer = step.make_optimizer(step.trainable.module)
-        loop = Loop(experiment, prepared.train, step, optimizer, lambda record: None)
-        with recorder.watching(step.trainable, optimizer), step.run_context():
-            for _ in range(WATCHED_STEPS):
-                loop.launch(mark_both)
-    return loop
 
 
 class _PhaseClock:

@@ -17,6 +17,7 @@ from pipeline.base.errors import InvalidInputError, first_line, origin
 from pipeline.base.ranks import Ranks
 from pipeline.base.technique import Step
 from pipeline.config.experiment import Experiment
+from pipeline.memory.recorder import LifetimeRecorder
 from pipeline.memory.timeline import Timeline
 from pipeline.prediction.fake.bitsandbytes import four_bit_layers, quantize, quantized_states
 from pipeline.prediction.fake.cached_operators import CachedFakeTensorMode
@@ -26,7 +27,7 @@ from pipeline.prediction.fake.operators import ctc_loss, grouped_products
 from pipeline.prediction.fake_batches import RepeatedRow
 from pipeline.prediction.patches import masks_of, without_values
 from pipeline.techniques._support import data_parallel
-from pipeline.training.profiler import record_lifetimes
+from pipeline.training.profiler import record_first_steps
 from pipeline.training.step import with_parameters
 
 PREDICTION = Path(__file__).parents[1]
@@ -107,7 +108,9 @@ def _record(experiment: Experiment, prepared: Prepared, num_rows: int, built: Tr
         simulated(**masks_of(experiment, prepared)) as mode,
     ):
         example = replace(prepared, train=rows)
-        return record_lifetimes(experiment, example, build=build, inside_of=cpu_buffers, run=mode.run)
+        recorder = LifetimeRecorder(experiment.device, cpu_buffers, mode.run)
+        record_first_steps(experiment, example, recorder, build=build)
+        return recorder.timeline()
 
 
 def _fake_model(experiment: Experiment, prepared: Prepared) -> Trainable:
