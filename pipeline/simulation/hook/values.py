@@ -22,7 +22,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 aten = torch.ops.aten
 LARGEST = 2**20
@@ -147,15 +147,6 @@ def _is_view(func: Any) -> bool:
     return any(result.alias_info is not None for result in func._schema.returns) and not func._schema.is_mutable
 
 
-def _widened(it: Any) -> Any:
-    """Return a tensor in float32, and anything else as it is."""
-    return it.float() if isinstance(it, torch.Tensor) else it
-
-
-def _covers_its_storage(it: torch.Tensor) -> bool:
-    return it.numel() * it.element_size() == _storage_bytes(it)
-
-
 class Values(TorchDispatchMode):
     """Runs operators about small tensors on the host too."""
 
@@ -225,10 +216,10 @@ class Values(TorchDispatchMode):
                     return False
         return num_tensors > 0
 
-    def _without_shadow(self, func: Any, outs: Any) -> Any:
-        """Return what an operator gave, of which nothing is known."""
+    def _without_shadow(self, func: Any, outs: Any, written: Sequence[Any] = ()) -> Any:
+        """Return what an operator gave, of which nothing is known, nor of what it has written to."""
         if not _is_view(func):
-            for it in tree_leaves(outs) if isinstance(outs, (list, tuple)) else (outs,):
+            for it in (*(tree_leaves(outs) if isinstance(outs, (list, tuple)) else (outs,)), *written):
                 if _is_on_card(it):
                     self._forget(it)
         return outs
@@ -243,7 +234,8 @@ class Values(TorchDispatchMode):
         is_known = has_values and all(map(self._is_known, on_card))
         if func in OVERWRITES and _is_on_card(args[0]):
             is_known = all(self._is_known(it) for it in on_card if it is not args[0])
-            is_known &= _covers_its_storage(args[0]) or self._is_known(args[0])
+            num_bytes = args[0].numel() * args[0].element_size()
+            is_known &= num_bytes == _storage_bytes(args[0]) or self._is_known(args[0])
         elif on_card and not any(map(self._shadow, on_card)):
             return self._on_card_alone(func, args, kwargs)
         if func is aten.copy_.default and not _is_on_card(args[0]):  # to the host: its values come last
@@ -264,11 +256,7 @@ class Values(TorchDispatchMode):
     def _on_card_alone(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator without the host: what it writes has no shadow any more."""
         real = self._on_card(func, args, kwargs, *(self._selected(func, args) or ([], False)))
-        if not _is_view(func):
-            for it in [*tree_leaves(real), *_mutated(func, args, kwargs)]:
-                if _is_on_card(it):
-                    self._forget(it)
-        return real
+        return self._without_shadow(func, real, _mutated(func, args, kwargs))
 
     def _on_card(self, func: Any, args: Any, kwargs: Any, counts: Sequence[int], are_known: bool) -> Any:
         """Run an operator on the card, which reads these counts, and its arguments, while it runs.
@@ -308,15 +296,12 @@ class Values(TorchDispatchMode):
         return UNKNOWN
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
-        state = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         mirrored, named = tree_map(self._mirror, (args, kwargs))
-        try:
+        with torch.random.fork_rng(devices=(), enabled=torch.Tag.nondeterministic_seeded in func.tags):
             if func in PRODUCTS and args[-1].dtype in HALF:
-                return func(*tree_map(_widened, mirrored), **named).to(args[-1].dtype)
+                widened = tree_map_only(torch.Tensor, torch.Tensor.float, mirrored)
+                return func(*widened, **named).to(args[-1].dtype)
             return func(*mirrored, **named)
-        finally:
-            if state is not None:
-                torch.set_rng_state(state)
 
     def _selected(self, func: Any, args: Any) -> tuple[list[int], bool] | None:
         """Return how many elements an operator's masks select, and whether that is known; None without small masks."""
@@ -389,7 +374,8 @@ class Values(TorchDispatchMode):
             self._add(it, content.untyped_storage(), is_known=True)
 
     def _add(self, it: torch.Tensor, content: torch.UntypedStorage, *, is_known: bool) -> Shadow:
-        shadow = self._shadows[_key(it)] = Shadow(_weak(it.untyped_storage()), content, is_known)
+        weak = StorageWeakRef(it.untyped_storage())  # type: ignore[no-untyped-call]
+        shadow = self._shadows[_key(it)] = Shadow(weak, content, is_known)
         self._num_bytes += content.nbytes()
         return shadow
 
@@ -451,10 +437,6 @@ def _write(to: torch.Tensor, value: torch.Tensor) -> None:
     """Copy values, unless they were computed in place or several elements share a place."""
     if _key(to) != _key(value) and 0 not in to.stride():
         to.copy_(value)
-
-
-def _weak(storage: torch.UntypedStorage) -> StorageWeakRef:
-    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def _is_freed(shadow: Shadow) -> bool:

@@ -77,7 +77,8 @@ class Watch:
         """Start recording as soon as the process uses CUDA."""
         torch = self._torch
         self._record_memory_history = torch.cuda.memory._record_memory_history
-        torch.cuda.memory._record_memory_history = _leave_history  # a script that ends its own would end this one
+        # A script that begins and ends a history of its own would end this one.
+        torch.cuda.memory._record_memory_history = lambda *_, **__: None
         torch.cuda._lazy_call(self._record_history)
         from torch.optim import optimizer
 
@@ -342,10 +343,6 @@ def _addresses(torch: Any, tensor: Any) -> Iterator[int]:
     elif tensor.is_cuda:
         with contextlib.suppress(RuntimeError):  # a tensor without a storage
             yield tensor.untyped_storage().data_ptr()
-
-
-def _leave_history(*_: Any, **__: Any) -> None:
-    """Leave the history of torch's allocator as it is, in place of torch's function that begins and ends one."""
 
 
 def _snapshot(torch: Any) -> dict[str, Any]:
