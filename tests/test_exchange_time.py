@@ -69,7 +69,7 @@ def test_every_collective_is_counted_to_the_byte() -> None:
     assert halves.pass_work.sent_bytes[f"sent by all_gather {among} among {RANKS}"] == BF16 * layers / 2
 
 
-def test_what_a_stage_of_a_pipeline_sends_to_the_next_is_counted() -> None:
+def test_what_ranks_of_users_commands_send_is_counted() -> None:
     """Stages are of users' commands, whose ranks are imagined by the same backend."""
     counter, one = WorkCounter("cuda"), torch.zeros(100)
 
@@ -85,12 +85,16 @@ def test_what_a_stage_of_a_pipeline_sends_to_the_next_is_counted() -> None:
             dist.send(one, 3)
             for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, one, 2), dist.P2POp(dist.irecv, one, 0)]):
                 work.wait()
+            world = dist.group.WORLD
+            group = world if torch.__version__ >= (2, 13) else world.group_name
+            torch.ops._c10d_functional.all_reduce(one, "sum", group)
     finally:
         dist.destroy_process_group()
     size = one.numel() * FLOAT32
     assert counter.take_phase().sent_bytes == {
         f"sent by send of 2 in steps of 2 among {RANKS}": size,
         f"sent by send of 2 among {RANKS}": size,
+        f"sent by all_reduce of {RANKS}, waited for": 2 * SHARE * size,
     }
 
 

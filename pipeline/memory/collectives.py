@@ -71,9 +71,12 @@ def _kind(operator: Any) -> str | None:
 
 
 def _ranks(values: Mapping[str, Any]) -> list[int]:
-    if (group := values.get("process_group")) is not None:
-        return dist.get_process_group_ranks(dist.ProcessGroup.unbox(group))
-    return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(values["group_name"]))  # type: ignore[attr-defined]
+    if (boxed := values.get("process_group")) is not None:
+        return dist.get_process_group_ranks(dist.ProcessGroup.unbox(boxed))
+    group = values["group_name"]
+    if isinstance(group, str):  # else it is the group itself, as since torch 2.13
+        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type, attr-defined]
+    return dist.get_process_group_ranks(group)
 
 
 def _can_overlap(values: Mapping[str, Any]) -> bool:

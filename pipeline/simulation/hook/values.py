@@ -461,7 +461,9 @@ def _num_ranks(given: dict[str, Any]) -> int:
     """Return the number of ranks that exchange something, by the arguments of the operator."""
     if (boxed := given.get("process_group")) is not None:
         return int(torch.distributed.ProcessGroup.unbox(boxed).size())
-    group = torch.distributed.distributed_c10d._resolve_process_group(given["group_name"])  # type: ignore[attr-defined]
+    group = given["group_name"]
+    if isinstance(group, str):  # else it is the group itself, as since torch 2.13
+        group = torch.distributed.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type, attr-defined]
     return int(group.size())
 
 
