@@ -18,7 +18,7 @@ from pipeline.simulation import library, run
 from pipeline.simulation.cards import CARDS, cards_with, find_card
 from pipeline.simulation.elf import read_library
 from pipeline.simulation.environment import HOOK, card_variables, environment, is_script, python_of
-from pipeline.simulation.functions import answering_nothing, declared, known_by_name
+from pipeline.simulation.functions import by_name, of_headers
 from pipeline.simulation.library import FILE_NAME, library_for
 from pipeline.simulation.torch_build import TorchBuild
 
@@ -222,15 +222,15 @@ def test_an_environment_counts_as_installed_once_it_is_complete(
 
 
 def test_outputs_of_a_declared_function_are_those_whose_size_is_known() -> None:
-    first, second = declared(HEADER)
-    assert (first.name, first.outputs) == ("cuInit", ())
-    assert (second.name, second.outputs) == ("cudaThing", ("made", "bytes"))
-    assert "memset(bytes, 0, sizeof *bytes)" in answering_nothing([second])
+    first, second = of_headers(HEADER).items()
+    assert first[0] == "cuInit" and "memset" not in first[1]
+    assert second[0] == "cudaThing" and second[1].count("memset") == 2
+    assert "memset(made, 0, sizeof *made)" in second[1] and "memset(bytes, 0, sizeof *bytes)" in second[1]
 
 
 def test_a_function_without_header_answers_by_its_name() -> None:
     names = ["cublasSgemm_v2", "cublasSetStream_v2", "cudnnCreateThing", "cusparseGetThing"]
-    stream, gemm, create, get = (line for line in known_by_name(names).splitlines() if line.startswith("WEAK"))
+    gemm, stream, create, get = map(by_name, names)
     assert "card_launched" in gemm and "card" not in stream.replace("WEAK", "")
     assert "card_new" in create and "return 1" in get and 'card_unmodelled("cusparseGetThing")' in get
 

@@ -6,8 +6,6 @@ its header says what they are; where it has none, it fails if its name says that
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 PREFIX = re.compile(r"_*cu(?:da|blas|dnn|fft|rand|solver|sparse|pti|File|[A-Z])|nccl|nvrtc|nvml|nvJitLink|nvshmem|nvtx")
 """How the names of NVIDIA's functions begin."""
@@ -56,56 +54,46 @@ OUTPUT = re.compile(r"(?P<type>.*[\w*]\s*)\*\s*(?P<name>\w+)")
 """A parameter that points to one value of a known size."""
 
 
-@dataclass(frozen=True)
-class Function:
-    """A function of a header: its result, its parameters as written, and those that it writes to."""
+INTERFACE = """
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+"""
+"""What includes the headers of the runtime and of the driver."""
+HEADING = """
+#include <stdlib.h>
+#include <string.h>
+#include "card.h"
+#define WEAK __attribute__((weak))
+"""
+"""What stands before the definitions, which the sources replace where they define such a function."""
 
-    result: str
-    name: str
-    parameters: str
-    outputs: tuple[str, ...]
 
-
-def declared(preprocessed: str) -> Iterator[Function]:
-    """Yield the functions that preprocessed headers of the runtime and of the driver declare."""
+def of_headers(preprocessed: str) -> dict[str, str]:
+    """Return definitions of the functions that preprocessed headers declare, by name; they set outputs to zero."""
+    found = {}
     for result, name, text in DECLARED.findall(preprocessed):
         parameters = [" ".join(one.split()) for one in text.split(",")]
-        outputs = [
-            found["name"] for one in parameters if (found := OUTPUT.fullmatch(one)) and _is_output(found["type"])
-        ]
-        yield Function(result, name, ", ".join(parameters), tuple(outputs))
+        outputs = [one["name"] for one in map(OUTPUT.fullmatch, parameters) if one and _is_output(one["type"])]
+        zeros = "".join(f"if ({output}) memset({output}, 0, sizeof *{output}); " for output in outputs)
+        found[name] = f"WEAK {result} {name}({', '.join(parameters)}) {{ {zeros}{_noted(name)} return 0; }}\n"
+    return found
 
 
 def _is_output(pointee: str) -> bool:
     return "const" not in pointee and pointee.strip() not in ("void", "char", "unsigned char")
 
 
-def answering_nothing(functions: Iterable[Function]) -> str:
-    """Return the C source of functions of the headers, which set their outputs to zero; the sources replace some."""
-    lines = ["#define __CUDA_API_VERSION_INTERNAL", "#include <cuda.h>", "#include <cuda_runtime_api.h>", *_HEADING]
-    for it in functions:
-        zeros = "".join(f"if ({output}) memset({output}, 0, sizeof *{output}); " for output in it.outputs)
-        lines.append(f"WEAK {it.result} {it.name}({it.parameters}) {{ {zeros}{_noted(it.name)} return 0; }}")
-    return "\n".join(lines) + "\n"
-
-
-def known_by_name(names: Iterable[str]) -> str:
-    """Return the C source of functions without a header, likewise."""
-    return "\n".join([*_HEADING, *map(_known_by_name, sorted(names))]) + "\n"
-
-
-def _known_by_name(name: str) -> str:
+def by_name(name: str) -> str:
+    """Return the definition of a function without a header."""
     if CREATES.fullmatch(name):
-        return f"WEAK int {name}(void **made) {{ *made = card_new(CARD_HANDLE_BYTES); return 0; }}"
+        return f"WEAK int {name}(void **made) {{ *made = card_new(CARD_HANDLE_BYTES); return 0; }}\n"
     if DESTROYS.fullmatch(name):
-        return f"WEAK int {name}(void *handle) {{ free(handle); return 0; }}"
+        return f"WEAK int {name}(void *handle) {{ free(handle); return 0; }}\n"
     if DESCRIBES.fullmatch(name):
-        return f'WEAK const char *{name}(int status) {{ return "an error of the simulated card"; }}'
+        return f'WEAK const char *{name}(int status) {{ return "an error of the simulated card"; }}\n'
     fails = ANSWERS.search(name) and not NEEDS_NO_ANSWER.fullmatch(name)
-    return f"WEAK long {name}(void) {{ {_noted(name)} return {int(bool(fails))}; }}"
-
-
-_HEADING = ("#include <stdlib.h>", "#include <string.h>", '#include "card.h"', "#define WEAK __attribute__((weak))")
+    return f"WEAK long {name}(void) {{ {_noted(name)} return {int(bool(fails))}; }}\n"
 
 
 def _noted(name: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.base.errors import InvalidInputError
 from pipeline.base.files import cache_folder
 from pipeline.simulation.elf import SharedLibrary, read_library
-from pipeline.simulation.functions import PREFIX, answering_nothing, declared, known_by_name
+from pipeline.simulation.functions import HEADING, INTERFACE, PREFIX, by_name, of_headers
 from pipeline.simulation.torch_build import TorchBuild
 
 SOURCES = Path(__file__).parent / "library"
@@ -97,11 +97,11 @@ def _build(torch: TorchBuild, others: Sequence[Path], work: Path) -> None:
         f"-DNVIDIA_LIBRARIES={json.dumps(NVIDIAS)[1:-1]}",
     )
     interface = work / "interface.c"
-    interface.write_text("#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n#include <cuda_runtime_api.h>\n")
-    functions = {it.name: it for it in declared(_run(*compiled, "-E", "-P", interface))}
-    by_name = (_asked(every) | torch.opened_functions()) - set(functions)
-    (work / "of_headers.c").write_text(answering_nothing(functions.values()))
-    (work / "by_name.c").write_text(known_by_name(by_name))
+    interface.write_text(INTERFACE)
+    functions = of_headers(_run(*compiled, "-E", "-P", interface))
+    others_asked = (_asked(every) | torch.opened_functions()) - functions.keys()
+    (work / "of_headers.c").write_text("".join([INTERFACE, HEADING, *functions.values()]))
+    (work / "by_name.c").write_text("".join([HEADING, *map(by_name, sorted(others_asked))]))
     sources = (*sorted(SOURCES.glob("*.c")), work / "of_headers.c", work / "by_name.c")
     with ThreadPoolExecutor() as pool:
         objects = list(pool.map(lambda source: _object(compiled, source, work), sources))
