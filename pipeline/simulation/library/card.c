@@ -22,11 +22,6 @@ void *card_new(size_t bytes) {
     abort();
 }
 
-static size_t number_of(const char *variable, size_t otherwise) {
-    const char *text = getenv(variable);
-    return text && *text ? strtoull(text, NULL, 10) : otherwise;
-}
-
 static const char *text_of(const char *variable) {
     const char *text = getenv(variable);
     if (!text) {
@@ -36,20 +31,21 @@ static const char *text_of(const char *variable) {
     return text;
 }
 
+static size_t number_of(const char *variable) { return strtoull(text_of(variable), NULL, 10); }
+
 /* Without SIMULATED_CARD_NAME the machine has no card. A forked process may read it again, before its first use of CUDA. */
 __attribute__((constructor, visibility("default"))) void card_read_environment(void) {
     const char *name = getenv("SIMULATED_CARD_NAME");
     if (!name) return;
     snprintf(card_model.name, sizeof card_model.name, "%s", name);
     sscanf(text_of("SIMULATED_CARD_CAPABILITY"), "%d.%d", &card_model.major, &card_model.minor);
-    card_model.num_multiprocessors = atoi(text_of("SIMULATED_CARD_MULTIPROCESSORS"));
-    if (getenv("SIMULATED_CARD_CLOCKS"))
-        sscanf(getenv("SIMULATED_CARD_CLOCKS"), "%d,%d,%d,%lf", &card_model.clock_mhz, &card_model.memory_clock_mhz,
-               &card_model.bus_bits, &card_model.l2_mib);
-    card_model.memory_bytes = strtoull(text_of("SIMULATED_CARD_MEMORY_MIB"), NULL, 10) * MIB;
-    card_model.context_bytes = number_of("SIMULATED_CARD_CONTEXT_MIB", 512) * MIB;
-    card_model.others_bytes = number_of("SIMULATED_CARD_OTHERS_MIB", 0) * MIB;
-    card_count = (int)number_of("SIMULATED_CARD_COUNT", 1);
+    sscanf(text_of("SIMULATED_CARD_CLOCKS"), "%d,%d,%d,%lf", &card_model.clock_mhz, &card_model.memory_clock_mhz,
+           &card_model.bus_bits, &card_model.l2_mib);
+    card_model.num_multiprocessors = (int)number_of("SIMULATED_CARD_MULTIPROCESSORS");
+    card_model.memory_bytes = number_of("SIMULATED_CARD_MEMORY_MIB") * MIB;
+    card_model.context_bytes = number_of("SIMULATED_CARD_CONTEXT_MIB") * MIB;
+    card_model.others_bytes = number_of("SIMULATED_CARD_OTHERS_MIB") * MIB;
+    card_count = (int)number_of("SIMULATED_CARD_COUNT");
     if (card_count > MAX_CARDS) card_count = MAX_CARDS;
 }
 
