@@ -12,7 +12,7 @@ One that is not (numbers of a model, random ones) still holds the best guess, an
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -297,7 +297,8 @@ class Values(TorchDispatchMode):
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         mirrored, named = tree_map(self._mirror, (args, kwargs))
-        with torch.random.fork_rng(devices=(), enabled=torch.Tag.nondeterministic_seeded in func.tags):
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        with torch.random.fork_rng(devices=()) if is_random else nullcontext():
             if func in PRODUCTS and args[-1].dtype in HALF:
                 widened = tree_map_only(torch.Tensor, torch.Tensor.float, mirrored)
                 return func(*widened, **named).to(args[-1].dtype)

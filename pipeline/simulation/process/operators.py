@@ -38,9 +38,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [it for it in tree_leaves((args, kwargs)) if isinstance(it, torch.Tensor)]
-        is_fake = any(isinstance(it, FakeTensor) for it in tensors)
-        if not is_fake and any(type(it).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for it in tensors):
+        subclasses = [kind for kind in types if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__]
+        if subclasses and FakeTensor not in subclasses:
             return NotImplemented  # a subclass says what it is made of
         try:
             return func(*args, **kwargs)
