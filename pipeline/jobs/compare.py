@@ -148,7 +148,7 @@ def _against(row: Row, baseline: Row) -> Row:
     """Return the row measured against this baseline, where the two compare."""
     if row.result is None or baseline.result is None or incomparable(row, baseline) - {"effective batch"}:
         return _alone(row)
-    compared = against_baseline(row.result, dict(row.metrics), baseline.result, dict(baseline.metrics))
+    compared = against_baseline(row.result, row.metrics, baseline.result, baseline.metrics)
     return replace(row, metrics={**row.metrics, **compared})
 
 

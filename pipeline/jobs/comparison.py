@@ -308,7 +308,7 @@ def summarize(experiment: Experiment, baseline: Row | None, result: Result) -> S
     own = summary(experiment, result)
     if baseline is None or baseline.result is None:
         return own
-    compared = against_baseline(result, dict(own.metrics), baseline.result, dict(baseline.metrics))
+    compared = against_baseline(result, own.metrics, baseline.result, baseline.metrics)
     return replace(own, metrics={**own.metrics, **compared})
 
 

@@ -129,5 +129,5 @@ def _compared(answer: VerificationRun, plain: VerificationRun) -> dict[str, floa
     """Return the metrics that compare the answer with the plain training, over the steps that both have."""
     count = min(len(answer.result.steps), len(plain.result.steps))
     one, other = (replace(again.result, steps=again.result.steps[:count]) for again in (answer, plain))
-    found = against_baseline(one, dict(answer.trial.metrics), other, dict(plain.trial.metrics))
+    found = against_baseline(one, answer.trial.metrics, other, plain.trial.metrics)
     return {name: value for name, value in found.items() if not math.isnan(value)}  # a loss that is not known

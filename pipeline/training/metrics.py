@@ -140,7 +140,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def against_baseline(
-    result: Result, metrics: dict[str, float], baseline: Result, baseline_metrics: dict[str, float]
+    result: Result, metrics: Mapping[str, float], baseline: Result, baseline_metrics: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the metrics that compare a run with its baseline, but for their times: see time_differences.with_times().
 
@@ -163,11 +163,12 @@ def against_baseline(
 
 def step_metrics(record: StepRecord) -> dict[str, float]:
     """Return the metrics of one optimizer step."""
+    unit, amount = ("samples", record.positions) if record.tokens is None else ("tokens", record.tokens)
     metrics = {
         "loss": record.loss,
         "grad_norm": record.grad_norm,
         "seconds": record.seconds,
-        **_speed(record),
+        f"{unit}_per_second": amount / record.seconds,
         "learning_rate": record.learning_rate,
     }
     if padding := padding_percent([record]):
@@ -184,12 +185,6 @@ def padding_percent(steps: Sequence[StepRecord]) -> float:
     num_positions = sum(record.positions for record in steps)
     num_tokens = sum(record.positions if record.tokens is None else record.tokens for record in steps)
     return 100 * (1 - num_tokens / num_positions) if num_positions else 0.0
-
-
-def _speed(record: StepRecord) -> dict[str, float]:
-    if record.tokens is None:
-        return {"samples_per_second": record.positions / record.seconds}
-    return {"tokens_per_second": record.tokens / record.seconds}
 
 
 def finite(value: Any) -> Any:
@@ -253,5 +248,5 @@ def _training(steps: Sequence[StepRecord]) -> dict[str, float]:
     return metrics
 
 
-def _both(name: str, metrics: dict[str, float], others: dict[str, float]) -> tuple[float, float] | None:
+def _both(name: str, metrics: Mapping[str, float], others: Mapping[str, float]) -> tuple[float, float] | None:
     return (metrics[name], others[name]) if name in metrics and name in others else None
