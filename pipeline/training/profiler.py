@@ -2,7 +2,7 @@
 
 import pickle
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,33 +151,27 @@ def memory_profile(timeline: Timeline) -> MemoryProfile:
     )
 
 
-class _PhaseClock:
-    """Sums up the time of each phase, with the device synchronized at its end."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.seconds: Counter[str] = Counter()
-        self._last = time.perf_counter()
-
-    def mark(self, _: int, phase: str) -> None:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
-        now = time.perf_counter()
-        self.seconds[phase] += now - self._last  # type: ignore[assignment]
-        self._last = now
-
-
 def _profile_time(loop: Loop, device: torch.device, folder: Path | None) -> TimeProfile:
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    on_device = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
+    phase_seconds = defaultdict[str, float](float)
     # acc_events: without it torch 2.10 and 2.11 warn of events that a second cycle would clear; there is one.
     profiling = profile(activities=activities, profile_memory=True, record_shapes=True, acc_events=True)
     with loop.step.run_context(), profiling as profiled:
-        clock = _PhaseClock(device)
-        loop.advance(PROFILED_STEPS, clock.mark)
+        last = time.perf_counter()
+
+        def mark(_: int, phase: str) -> None:
+            nonlocal last
+            if on_device:
+                torch.cuda.synchronize(device)
+            now = time.perf_counter()
+            phase_seconds[phase] += now - last
+            last = now
+
+        loop.advance(PROFILED_STEPS, mark)
     if folder is not None:
         profiled.export_chrome_trace(str(folder / "trace.json.gz"))
-    on_device = device.type == "cuda"
-    seconds = sum(clock.seconds.values())
+    seconds = sum(phase_seconds.values())
     costs = [
         OperatorCost(
             name=event.key.removeprefix("aten::"),
@@ -190,7 +184,7 @@ def _profile_time(loop: Loop, device: torch.device, folder: Path | None) -> Time
     ]
     return TimeProfile(
         seconds_per_step=seconds / PROFILED_STEPS,
-        phase_seconds={phase: total / PROFILED_STEPS for phase, total in clock.seconds.items()},
+        phase_seconds={phase: total / PROFILED_STEPS for phase, total in phase_seconds.items()},
         operators=tuple(sorted(costs, key=lambda cost: -cost.seconds)),
         device_idle_percent=_idle_percent(profiled, seconds) if on_device else None,
     )
