@@ -70,7 +70,7 @@ class StepMemory:
 
 def at_peak(timeline: Timeline) -> Breakdown:
     """Return the breakdown of the peak of a timeline, which must not be empty."""
-    return at_event(timeline, int(timeline.allocated_bytes_E.argmax()))
+    return at_event(timeline, timeline.peak_event)
 
 
 def at_event(timeline: Timeline, event: int) -> Breakdown:
@@ -91,7 +91,7 @@ def at_event(timeline: Timeline, event: int) -> Breakdown:
 
 def modules_at_peak(timeline: Timeline) -> tuple[ModuleMemory, ...]:
     """Return the memory at the peak of a timeline by module and category, the largest first."""
-    living = (timeline.storages[number] for number in timeline.alive(int(timeline.allocated_bytes_E.argmax())))
+    living = (timeline.storages[number] for number in timeline.alive(timeline.peak_event))
     sizes = summed(((one.module, one.category), one.num_bytes) for one in living)
     return tuple(
         ModuleMemory(module=module, category=category, num_bytes=size)

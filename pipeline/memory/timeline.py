@@ -149,6 +149,11 @@ class Timeline:
         num_bytes = self.num_bytes_N[self.storage_E]
         return np.where(self.events_E < 0, -num_bytes, num_bytes)
 
+    @property
+    def peak_event(self) -> int:
+        """Index of the event after which most memory is alive; the timeline must not be empty."""
+        return int(self.allocated_bytes_E.argmax())
+
     def alive(self, event: int) -> IntArray:
         """Return the numbers of the storages that are alive after event number `event`."""
         return np.flatnonzero((self.allocated_at_N <= event) & (self.freed_at_N > event))

@@ -57,7 +57,7 @@ class History:
     @property
     def user_line_of_peak(self) -> str | None:
         """The line of the user's own code whose allocation reached the peak."""
-        return self.user_lines[int(self.timeline.events_E[self.timeline.allocated_bytes_E.argmax()])]
+        return self.user_lines[int(self.timeline.events_E[self.timeline.peak_event])]
 
 
 def history_of(record: Record, device: int) -> History:
