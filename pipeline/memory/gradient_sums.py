@@ -5,7 +5,6 @@ input_buffer.cpp, can_accumulate_inplace), but not under a dispatch mode: a reco
 not need.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -45,23 +44,14 @@ def _references(tensor: Tensor) -> tuple[int, int]:
 def _sole_references() -> tuple[int, int]:
     """Return the reference counts of a tensor that only autograd refers to, as a dispatch mode sees them."""
     seen: list[tuple[int, int]] = []
+
+    class Probe(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+            if func is SUM and in_backward():
+                seen.append(_references(args[0]))
+            return func(*args, **(kwargs or {}))
+
     number = torch.ones((), device="cpu", requires_grad=True)
-    with torch.enable_grad(), _ReferenceProbe(seen.append):
+    with torch.enable_grad(), Probe():  # type: ignore[no-untyped-call]
         (number * 2 + number * 3).backward()  # type: ignore[no-untyped-call]
     return seen[0]
-
-
-class _ReferenceProbe(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Emits the reference counts of the first summand of each sum in a backward pass."""
-
-    def __init__(self, emit: Callable[[tuple[int, int]], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._emit = emit
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the operator."""
-        if func is SUM and in_backward():
-            self._emit(_references(args[0]))
-        return func(*args, **(kwargs or {}))
