@@ -159,11 +159,14 @@ def test_a_script_that_fails_gets_no_verdict(project: Project) -> None:
 
 
 GAN = """
-import sys, torch
+import gc, sys, torch
 from torch import nn
 made = nn.Sequential(*[nn.Linear(2048, 2048, device="cuda") for _ in range(4)])
 critic = nn.Linear(2048, 1).cuda()
+untrained = nn.Linear(2048, 2048).cuda()
 of_made, of_critic = torch.optim.AdamW(made.parameters()), torch.optim.AdamW(critic.parameters())
+if sys.argv[2:]:
+    gc.freeze()  # gc.get_objects leaves all of them out from here on
 for step in range(1, 13):
     critic(torch.ones(8, 2048, device="cuda")).mean().backward()
     of_critic.step()
@@ -179,12 +182,19 @@ for step in range(1, 13):
 def test_an_optimizer_that_steps_later_than_another_is_waited_for(train_py: Path) -> None:
     train_py.write_text(GAN)
 
-    def run(every: int, steps: str) -> Any:
-        return simulate_here(command=[str(CUDA_PYTHON), "train.py", f"{every}"], gpu="t4", steps=steps, smallest=False)
+    def run(*words: str, steps: str) -> Any:
+        return simulate_here(command=[str(CUDA_PYTHON), "train.py", *words], gpu="t4", steps=steps, smallest=False)
 
-    ended, whole, never = run(4, "3"), run(4, "all"), run(100, "1")
-    assert (ended.verdict, ended.largest.num_steps) == ("fits", 9)  # two of the generator, and the critic's next
-    assert ended.largest.peak_allocated_bytes == whole.largest.peak_allocated_bytes
+    ended, frozen, whole, never = (
+        run("4", steps="3"),
+        run("4", "frozen", steps="3"),
+        run("4", steps="all"),
+        run("100", steps="1"),
+    )
+    for one in (ended, frozen):
+        assert (one.verdict, one.largest.num_steps) == ("fits", 9)  # two of the generator, and the critic's next
+        assert one.largest.peak_allocated_bytes == whole.largest.peak_allocated_bytes
+        assert one.largest.peak.category_bytes["parameters"] == 4 * (5 * 2048 * 2049 + 2049)
     assert (never.verdict, never.exit_code, never.largest.num_steps) == ("no verdict", 0, 10)
     assert LATE_OPTIMIZER in never.notes and "one of its optimizers took too few steps" in never.answer
 

@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,6 +63,7 @@ class Watch:
         self._is_written = False
         self._steps_of: dict[int, int] = {}
         self._steps_of_parameter: dict[int, int] = {}
+        self._frozen: list[weakref.ref[Any]] = []
         self._open: list[tuple[str, int, list[list[Any]]]] = []
         self.phases: list[dict[str, Any]] = []
         self.marks: list[dict[str, Any]] = []
@@ -90,6 +92,7 @@ class Watch:
         for module in (torch.cuda, torch.cuda.memory):
             module.reset_peak_memory_stats = self._keeping_peaks(torch.cuda.memory.reset_peak_memory_stats)
         sys.excepthook = functools.partial(self._remember, sys.excepthook)
+        gc.freeze = self._noting_frozen(gc.freeze)
         os._exit = self.exit  # which skips what follows
         atexit.register(self.write)
         multiprocessing.util.Finalize(None, self.write, exitpriority=-1)  # a process of multiprocessing skips atexit
@@ -215,8 +218,7 @@ class Watch:
 
         Steps are those of its parameters: an optimizer that wraps another one takes none itself.
         """
-        kind = self._torch.optim.Optimizer
-        optimizers = [it for it in gc.get_objects() if issubclass(type(it), kind)]
+        optimizers = self._objects(self._torch.optim.Optimizer)
         on_cards = ([tensor for tensor in _parameters(it) if tensor.is_cuda] for it in optimizers)
         return any(max(self._steps_of_parameter.get(id(it), 0) for it in own) < fewest_steps for own in on_cards if own)
 
@@ -232,9 +234,25 @@ class Watch:
 
     def _mark_modules(self) -> None:
         """Note the addresses of all parameters and buffers, of frozen modules too."""
-        modules = [it for it in gc.get_objects() if issubclass(type(it), self._torch.nn.Module)]
+        modules = self._objects(self._torch.nn.Module)
         own = [it for module in modules for it in (*module._parameters.values(), *module._buffers.values())]
         self._mark("parameters", [tensor for tensor in own if tensor is not None])
+
+    def _noting_frozen(self, freeze: Callable[[], None]) -> Callable[[], None]:
+        """Return gc.freeze, after which gc.get_objects leaves out what there is so far."""
+
+        @functools.wraps(freeze)
+        def call() -> None:
+            kinds = (self._torch.nn.Module, self._torch.optim.Optimizer)
+            self._frozen += [weakref.ref(it) for it in self._objects(kinds)]
+            freeze()
+
+        return call
+
+    def _objects(self, kind: Any) -> list[Any]:
+        """Return the objects of a class, or of some, that this process has."""
+        found = gc.get_objects()  # in no list that exists already, which would then hold itself, and all of them
+        return [it for it in found + [frozen() for frozen in self._frozen] if issubclass(type(it), kind)]
 
     def _mark(self, category: str, tensors: list[Any]) -> None:
         addresses = {address for tensor in tensors for address in _addresses(self._torch, tensor)}
