@@ -25,7 +25,7 @@ from fitproof import simulate as simulate_here
 from pipeline.cli import main
 from pipeline.memory.breakdown import at_peak
 from pipeline.prediction.commands.memory_check import CheckVerdict, MemoryCheck
-from pipeline.prediction.commands.simulation import LATE_OPTIMIZER, NEEDS_KNOWN_WORKSPACES
+from pipeline.prediction.commands.simulation import LATE_OPTIMIZER, NEEDS_KNOWN_WORKSPACES, OWN_UPDATES
 from pipeline.prediction.commands.snapshot import history_of
 from pipeline.report.findings import read_findings
 from pipeline.report.simulation import answer
@@ -197,6 +197,58 @@ def test_an_optimizer_that_steps_later_than_another_is_waited_for(train_py: Path
         assert one.largest.peak.category_bytes["parameters"] == 4 * (5 * 2048 * 2049 + 2049)
     assert (never.verdict, never.exit_code, never.largest.num_steps) == ("no verdict", 0, 10)
     assert LATE_OPTIMIZER in never.notes and "one of its optimizers took too few steps" in never.answer
+
+
+WITHOUT_OPTIMIZER = """
+import sys, torch
+from torch import nn
+net, kind = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda(), sys.argv[1]
+
+def passes():
+    for _ in range(2):
+        x = torch.ones(8, 1024, device="cuda", requires_grad=True)
+        torch.utils.checkpoint.checkpoint(net, x, use_reentrant=True).mean().backward()  # one backward inside another
+
+if kind == "torch":
+    for _ in range(3):  # before it has an optimizer
+        passes()
+        net.zero_grad()
+    optimizer = torch.optim.AdamW(net.parameters())
+moments = {}
+for step in range(25):
+    passes()
+    if kind == "torch":
+        optimizer.step()
+        optimizer.zero_grad()
+    for p in net.parameters() if kind != "torch" else ():
+        moment = moments.setdefault(p, torch.zeros_like(p))
+        if kind == "in place":
+            p.data.add_(moment.mul_(0.9).add_(p.grad), alpha=-0.1)
+            p.grad.zero_()
+        else:
+            with torch.no_grad():
+                p -= moment.mul_(0.9).add_(p.grad)
+            p.grad = None
+"""
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("kind", ["in place", "none", "torch"])
+def test_a_script_without_an_optimizer_of_torch_is_ended_once_it_has_used_its_gradients_often(
+    train_py: Path, kind: str
+) -> None:
+    train_py.write_text(WITHOUT_OPTIMIZER)
+    ended, whole = (
+        simulate_here(command=[str(CUDA_PYTHON), "train.py", kind], gpu="t4", steps=steps, smallest=False)
+        for steps in ("2", "all")
+    )
+    assert (ended.verdict, ended.largest.ended_by) == ("fits", "its number of steps")
+    assert ended.largest.num_steps == (2 if kind == "torch" else 20)
+    assert ended.largest.peak_allocated_bytes == whole.largest.peak_allocated_bytes
+    parameters = 4 * 4 * 1025 * 1024
+    if kind != "torch":
+        assert {ended.largest.peak.category_bytes[name] for name in ("parameters", "gradients")} == {parameters}
+    assert (OWN_UPDATES in ended.notes) == (kind != "torch")
 
 
 @pytest.mark.slow

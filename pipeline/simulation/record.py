@@ -93,6 +93,11 @@ class Record:
         """Whether torch's allocator had memory of a card."""
         return any(device.peak_reserved_bytes for device in self.devices)
 
+    @property
+    def updates_itself(self) -> bool:
+        """Whether its optimizer steps are none of torch's optimizers."""
+        return bool(self.steps) and not any(phase.phase == "optimizer" for phase in self.phases)
+
     def trace(self, device: int) -> Sequence[Mapping[str, Any]]:
         """Return the events of torch's allocator on a card, the oldest first."""
         with self.snapshot.open("rb") as file:  # written by the process that this one has started

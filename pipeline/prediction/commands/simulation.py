@@ -50,6 +50,10 @@ LATE_OPTIMIZER = (
     f"One of its optimizers took fewer than {FEWEST_STEPS} steps while another one took {PATIENCE} times as many as "
     "--steps says, and was not waited for any longer: what it needs is not known. Simulate it with --steps all."
 )
+OWN_UPDATES = (
+    "No optimizer of torch.optim took a step: where gradients were used between two backward passes, a step is "
+    f"counted, and {PATIENCE} times as many as --steps says end it."
+)
 
 
 class Verdict(StrEnum):
@@ -474,6 +478,8 @@ def _notes(wanted: Simulate, run: SimulatedRun) -> tuple[str, ...]:
         found.append(f"No optimizer of torch.optim took a step ({seen}): the answer is of what ran.")
     elif any(len(record.steps) < FEWEST_STEPS for record in run.records if record.steps):
         found.append("Only one optimizer step was taken: a first forward pass has no optimizer state beside it yet.")
+    if any(record.updates_itself for record in run.records):
+        found.append(OWN_UPDATES)
     if any(record.has_late_optimizer for record in run.records):
         found.append(LATE_OPTIMIZER)
     caught = [record for record in run.records if record.out_of_memory]

@@ -44,7 +44,10 @@ MARKED_STEPS = 8
 FEWEST_STEPS = 2
 """Steps of an optimizer after which the peak is known: the first has no optimizer state yet."""
 PATIENCE = 10
-"""How many times the given number of steps an optimizer may take while another one has taken too few."""
+"""How many times the given number of steps an optimizer may take while another one has taken too few.
+
+So often too a script updates its parameters without an optimizer of torch: it may make one after passes of another use.
+"""
 
 
 def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,6 +67,9 @@ class Watch:
         self._steps_of: dict[int, int] = {}
         self._steps_of_parameter: dict[int, int] = {}
         self._frozen: list[weakref.ref[Any]] = []
+        self._trained: list[weakref.ref[Any]] = []
+        self._gradients: list[tuple[int, int]] | None = None
+        self._may_update_itself = True
         self._open: list[tuple[str, int, list[list[Any]]]] = []
         self.phases: list[dict[str, Any]] = []
         self.marks: list[dict[str, Any]] = []
@@ -87,7 +93,7 @@ class Watch:
         optimizer.register_optimizer_step_pre_hook(self._before_step)
         optimizer.register_optimizer_step_post_hook(self._after_step)
         for name in ("backward", "grad"):
-            setattr(torch.autograd, name, self._within("backward", getattr(torch.autograd, name)))
+            setattr(torch.autograd, name, self._around_backward(getattr(torch.autograd, name)))
         torch.save = self._within("saving", torch.save)
         for module in (torch.cuda, torch.cuda.memory):
             module.reset_peak_memory_stats = self._keeping_peaks(torch.cuda.memory.reset_peak_memory_stats)
@@ -189,6 +195,8 @@ class Watch:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._is_written:
             return
+        if self._may_update_itself:
+            self._may_update_itself, self.steps = False, []
         if self._steps_of.get(id(optimizer), 0) < MARKED_STEPS:
             parameters = _parameters(optimizer)
             if not self.steps:
@@ -212,6 +220,54 @@ class Watch:
                 self.has_late_optimizer = self._is_one_late(min(FEWEST_STEPS, self._num_steps))
                 if not self.has_late_optimizer or done >= PATIENCE * self._num_steps:
                     self._end_of_steps()
+
+    def _around_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function of a backward pass, before and after which it is seen whether the script updates itself.
+
+        Gradients that have changed since the last backward pass, or are gone, were used: that ends an optimizer step.
+        """
+        within = self._within("backward", backward)
+
+        @_not_compiled
+        @functools.wraps(backward)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._may_update_itself or self._is_written or self._open:  # one inside another, as of checkpoints
+                return within(*args, **kwargs)
+            if self._gradients is not None and self._gradients != self._gradients_now():
+                self._after_update()
+            try:
+                return within(*args, **kwargs)
+            finally:
+                self._after_backward()
+
+        return call
+
+    def _after_backward(self) -> None:
+        """Note the gradients, unless an optimizer of torch has parameters on a card."""
+        if self._gradients is None:
+            if any(tensor.is_cuda for it in self._objects(self._torch.optim.Optimizer) for tensor in _parameters(it)):
+                self._may_update_itself = False
+                return
+            self._trained = [weakref.ref(it) for it in self._objects(self._torch.nn.Module) if it._parameters]
+            self._mark_modules()
+        if len(self.steps) < MARKED_STEPS:
+            self._mark("gradients", [tensor.grad for tensor in self._with_gradients()])
+        self._gradients = self._gradients_now()
+
+    def _after_update(self) -> None:
+        """Count an optimizer step that was none of torch's optimizers."""
+        self.steps.append(_now())
+        if self._num_steps and len(self.steps) >= PATIENCE * self._num_steps:
+            self.end("its number of steps")
+
+    def _with_gradients(self) -> list[Any]:
+        modules = [module for found in self._trained if (module := found()) is not None]
+        own = {id(it): it for module in modules for it in module._parameters.values() if it is not None}
+        return [it for it in own.values() if it.grad is not None]
+
+    def _gradients_now(self) -> list[tuple[int, int]]:
+        """Return what differs once a gradient is another one, or was changed in place."""
+        return [(id(it.grad), it.grad._version) for it in self._with_gradients()]
 
     def _is_one_late(self, fewest_steps: int) -> bool:
         """Whether an optimizer has taken fewer steps, as that of a generator whose critic takes five for each.
