@@ -175,6 +175,38 @@ assert not mask.any()
     assert only(run_code(code, values=True)).unknown_reads == ()
 
 
+def test_an_operator_of_the_programs_own_python_code_knows_what_it_selects_and_what_it_gives_is_a_guess() -> None:
+    code = """
+import torch
+@torch.library.custom_op("own::selected", mutates_args=())
+def selected(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    rows = (labels >= 0).nonzero().squeeze(-1)
+    assert len(rows) == 2
+    return labels[rows].clone()
+found = selected(torch.randn(3, 4, device="cuda"), torch.tensor([5, -1, 7]).cuda())
+print(found.sum().item())
+"""
+    [read] = only(run_code(code, values=True)).unknown_reads
+    assert read.place == "<string>:9"
+
+
+def test_what_a_kernel_of_triton_was_given_is_a_guess_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text("""
+import torch, triton, triton.language as tl
+
+@triton.jit
+def fill(x, size: tl.constexpr):
+    tl.store(x + tl.arange(0, size), 1)
+
+given, other = torch.zeros(8, dtype=torch.int64, device="cuda"), torch.ones(8, dtype=torch.int64, device="cuda")
+fill[(1,)](given, 8)
+assert other.sum().item() == 8
+given.nonzero()
+""")
+    [read] = only(run(str(tmp_path / "kernels.py"), values=True)).unknown_reads
+    assert read.place.endswith("kernels.py:11") and read.may_steer
+
+
 def test_values_take_a_bounded_part_of_the_hosts_memory_and_known_ones_stay() -> None:
     code = """
 import resource, torch

@@ -106,12 +106,16 @@ def history_of(record: Record, device: int) -> History:
 
 
 def _without_simulation(frames: Sequence[StackFrame]) -> list[StackFrame]:
-    """Return the frames of a stack that it would have without the simulation, the innermost first."""
-    begin = max((number + 1 for number, frame in enumerate(frames) if frame[0] == VALUES), default=0)
-    outside = frames[begin:]
-    if begin:
-        outside = list(dropwhile(lambda frame: frame[0].endswith(AROUND_MODES), outside))
-    return [frame for frame in outside if not frame[0].startswith(SIMULATION)]
+    """Return the frames of a stack that it would have without the simulation, the innermost first.
+
+    What an operator calls of torch's own lies inside the dispatch mode, as does the Python code of a user's operator.
+    """
+    while any(frame[0] == VALUES for frame in frames):
+        outside = list(dropwhile(lambda frame: frame[0] != VALUES and "/torch/" in frame[0], frames))
+        if outside[0][0] != VALUES:
+            break
+        frames = list(dropwhile(lambda frame: frame[0] == VALUES or frame[0].endswith(AROUND_MODES), outside))
+    return [frame for frame in frames if not frame[0].startswith(SIMULATION)]
 
 
 def _apply(mark: Mark, alive: Mapping[int, int], storages: Sequence[Storage]) -> None:

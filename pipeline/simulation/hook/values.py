@@ -10,11 +10,12 @@ One that is not (numbers of a model, random ones) still holds the best guess, an
 """
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+try:
+    from torch._library.custom_ops import OPDEFS as OPERATORS_IN_PYTHON
+except ImportError:  # before torch 2.4
+    OPERATORS_IN_PYTHON = {}  # type: ignore[assignment]
 
 aten = torch.ops.aten
 LARGEST = 2**20
@@ -50,6 +56,12 @@ COUNTS: dict[Any, Callable[[Any, tuple[Any, ...]], list[int]]] = {
 }
 """What operators count in their first argument while they run: from their output on the host and their arguments."""
 
+LAUNCHERS = {
+    "triton.runtime.jit": "JITFunction",
+    "torch._inductor.runtime.triton_heuristics": "CachingAutotuner",
+    "torch._inductor.triton_heuristics": "CachingAutotuner",  # until torch 2.4
+}
+"""Modules and their classes whose method `run` launches a kernel that is no operator's."""
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 """Matrix products, whose last argument has the type of their result."""
 COLLECTIVES = ("c10d", "_c10d_functional")
@@ -66,6 +78,8 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 SOURCE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 UNKNOWN, GUESSED, KNOWN = range(3)
 """What a function of this type knows of what it was asked for."""
+
+ON_CARD = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
 _card = ctypes.CDLL(None)
 
@@ -162,12 +176,15 @@ class Values(TorchDispatchMode):
         self._shadows: dict[int, Shadow] = {}
         self._num_bytes = 0  # of shadows, with those removed since room was made
         self._running = _Running()
+        self._launchers = dict(LAUNCHERS)
         self._source = SOURCE(self._fill)
         _card.card_ask(self._source)
         _card.card_looks_on()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self._launchers.keys().isdisjoint(sys.modules):
+            self._watch_launchers()
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):  # of which it arrives as it was called
             with self:
                 parts = func.decompose(*args, **kwargs)
@@ -198,10 +215,41 @@ class Values(TorchDispatchMode):
             return func(*args, **kwargs)
         if func.namespace in COLLECTIVES:
             return self._collective(func, args, kwargs)
+        if func._schema.name in OPERATORS_IN_PYTHON:
+            return self._in_python(func, args, kwargs)
         if func.namespace != "aten" or not all(map(_is_small, on_card)):
             return self._on_card_alone(func, args, kwargs)
         self._make_room()
         return self._on_both(func, args, kwargs, on_card)
+
+    def _watch_launchers(self) -> None:
+        """Doubt, from now on, what a kernel is given that is no operator's: it may write to it."""
+        for name in self._launchers.keys() & sys.modules.keys():
+            kind = getattr(sys.modules[name], self._launchers[name], None)
+            if kind is not None:  # else the module is being imported
+                del self._launchers[name]
+                kind.run = self._doubting(kind.run)
+
+    def _doubting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def call(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+            self._doubt((args, kwargs))
+            return run(kernel, *args, **kwargs)
+
+        return call
+
+    def _doubt(self, tensors: Any) -> None:
+        """Take what the host has of tensors for a guess."""
+        for it in filter(_is_on_card, tree_leaves(tensors)):
+            if (shadow := self._shadow(it)) is not None:
+                shadow.is_known = False
+
+    def _in_python(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run the Python code of an operator that is not torch's; kernels of its own may write what it gives."""
+        with self:
+            outs = func.redispatch(ON_CARD, *args, **kwargs)
+        self._doubt((outs, _mutated(func, args, kwargs)))
+        return outs
 
     def _have_no_shadow(self, arguments: Sequence[Any]) -> bool:
         """Return whether the tensors among arguments lie on cards, at least one, without a shadow."""
