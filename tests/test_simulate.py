@@ -812,6 +812,32 @@ if torch.ones(3).cuda().mul(2).nonzero().numel() == 3:
     assert "only seen with values" in done.stderr
 
 
+OPERATOR = """
+import torch
+from torch import nn
+
+@torch.library.custom_op("own::selected", mutates_args=())
+def selected(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    rows = (labels >= 0).nonzero().squeeze(-1)
+    return torch.empty(len(rows), 2**20, device="cuda")[:, :8].contiguous()
+
+net = nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(3):
+    net(selected(torch.ones(4, 8, device="cuda"), torch.tensor([1, -1, 1, 1]).cuda())).sum().backward()
+    optimizer.step()
+"""
+
+
+@needs_cuda_build
+def test_what_an_operator_in_python_selects_is_known_and_its_own_lines_are_named(train_py: Path) -> None:
+    train_py.write_text(OPERATOR)
+    found = simulate_here(command=[str(CUDA_PYTHON), "train.py"], gpu="t4", smallest=False)
+    assert found.with_values and not any("read sizes" in note for note in found.notes)
+    assert found.largest.peak.module_bytes["train.py:8"] == 3 * 4 * (2**20 + 8)
+    assert found.largest.peak.operator == "selected"
+
+
 @pytest.mark.slow
 @needs_cuda_build
 def test_lines_and_operators_at_the_peak_are_the_same_with_values(project: Project) -> None:
