@@ -102,6 +102,8 @@ def history_of(record: Record, device: int) -> History:
     )
     _find_activations(timeline)
     _find_workspaces(timeline, record.workspace_bytes)
+    if record.updates_itself:
+        _find_states(timeline)
     return History(timeline=timeline, user_lines=tuple(user_lines), code=code.texts)
 
 
@@ -157,6 +159,18 @@ def _find_workspaces(timeline: Timeline, sizes: Sequence[int]) -> None:
         one = timeline.storages[number]
         if one.num_bytes in sizes and one.category in ("temporary", "activations"):
             one.category = "workspaces"
+
+
+def _find_states(timeline: Timeline) -> None:
+    """Call optimizer state what a script that updates itself has made between backward passes and never frees."""
+    begins = [span.begin for span in timeline.spans]
+    backward = [span.begin for span in timeline.spans if span.phase == "backward"]
+    for number in timeline.alive(len(timeline.events_E) - 1):
+        one, begin = timeline.storages[number], timeline.allocated_at_N[number]
+        is_between = bool(backward) and backward[0] < begin < backward[-1]
+        is_of_backward = timeline.spans[bisect_right(begins, begin) - 1].phase == "backward"
+        if is_between and not is_of_backward and one.category in ("temporary", "activations"):
+            one.category = "optimizer state"
 
 
 class _Phases:
