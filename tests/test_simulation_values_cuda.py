@@ -207,6 +207,20 @@ given.nonzero()
     assert read.place.endswith("kernels.py:11") and read.may_steer
 
 
+def test_what_a_captured_graph_writes_is_a_guess() -> None:
+    code = """
+import torch
+given, other, graph = torch.zeros(8, device="cuda"), torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    given.add_(other)
+graph.replay()
+assert other.sum().item() == 8
+given.sum().item()
+"""
+    [read] = only(run_code(code, values=True)).unknown_reads
+    assert read.place == "<string>:8"
+
+
 def test_values_take_a_bounded_part_of_the_hosts_memory_and_known_ones_stay() -> None:
     code = """
 import resource, torch

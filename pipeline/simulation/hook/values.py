@@ -207,7 +207,10 @@ class Values(TorchDispatchMode):
             return NotImplemented  # a subclass says what it is made of
         on_card = [it for it in tensors if it.device.type == "cuda"]
         makes = any(isinstance(it, torch.device) and it.type == "cuda" for it in leaves)
-        if (not on_card and not makes) or torch.cuda.is_current_stream_capturing():
+        if not on_card and not makes:
+            return func(*args, **kwargs)
+        if torch.cuda.is_current_stream_capturing():  # what is captured runs whenever its graph is launched
+            self._doubt(_mutated(func, args, kwargs) if isinstance(func, OpOverload) else on_card)
             return func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator):  # what it runs is not seen here, nor what it writes to
             for it in on_card:
