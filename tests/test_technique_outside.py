@@ -32,6 +32,16 @@ SEARCH = {
     "space": '{"micro_batch_size": [2], "precision": ["fp32"], "checkpointing": ["none"], '
     '"recomputed_mlp": [false, true]}',
 }
+OF_AN_EARLIER_CONTRACT = FILE.read_text().replace(
+    "    recomputed_mlp: bool",
+    """    layer_period: ClassVar[int] = 2
+    _own: ClassVar[int] = 2
+
+    def on_host(self, step: Step) -> Step:
+        return step
+
+    recomputed_mlp: bool""",
+)
 IN_PROCESS = """
 import json, sys
 sys.path[:0] = ["tests"]
@@ -151,6 +161,7 @@ def settings_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
         (None, "FITPROOF_TECHNIQUES=own_technique must name a module that can be imported from .*no module own_tech"),
         ("x = 1", "must define one subclass of pipeline.base.technique.Technique, and own_technique defines 0"),
         ("1 / 0", "FITPROOF_TECHNIQUES=own_technique must not raise an error, and raises ZeroDivisionError; fix it"),
+        (OF_AN_EARLIER_CONTRACT, "and own_technique has layer_period, on_host, which nothing reads; begin the name"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_refused(

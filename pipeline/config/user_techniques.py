@@ -21,7 +21,7 @@ def user_techniques() -> dict[str, type[Technique]]:
     """Return the technique of each module that FITPROOF_TECHNIQUES names, by the last part of the module's name.
 
     Raises:
-        InvalidInputError: a module cannot be imported, or does not define one technique.
+        InvalidInputError: a module cannot be imported, or does not define one technique, all of whose names are read.
 
     """
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
@@ -41,4 +41,11 @@ def _technique_of(name: str) -> type[Technique]:
             f"a module of {VARIABLE} must define one subclass of pipeline.base.technique.Technique, and {name} defines "
             f"{len(found)}; put each technique into a file of its own"
         )
-    return found[0]
+    [technique] = found
+    public = {key for key in dir(technique) if not key.startswith("_")}
+    if others := sorted(public - {*dir(Technique), *technique.model_fields}):
+        raise InvalidInputError(
+            f"what a technique declares is a setting or part of the contract in docs/architecture.md, and {name} has "
+            f"{', '.join(others)}, which nothing reads; begin the name with _ if it is a helper, else see CHANGELOG.md"
+        )
+    return technique
