@@ -471,9 +471,9 @@ def test_a_command_that_is_none_is_refused(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def key_of(command: str) -> str:
+def key_of(command: str, **own: str) -> str:
     """Return what the cached prediction of a command depends on."""
-    made = problem(f"{command} --batch {{micro_batch_size:1}}")
+    made = problem(f"{command} --batch {{micro_batch_size:1}}", **own)
     commands = [made.runnable(choice) for choice in made.space.choices]
     build = TorchBuild(Path("torch"), "2.13.0", "12.8")
     return conditions(commands[0], build, find_card("t4"), sources_of(commands))
@@ -513,13 +513,14 @@ def test_a_cached_prediction_is_of_the_files_that_a_command_reads(
     assert key_of(command) != before
 
 
-def test_a_cached_prediction_is_of_the_variables_that_a_command_reads(
+def test_a_cached_prediction_is_of_the_variables_and_the_time_that_a_command_has(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = key_of("python train.py")
     monkeypatch.setenv("SSH_CLIENT", "192.0.2.1 5000 22")
     monkeypatch.setenv("_MLFLOW_TELEMETRY_SESSION_ID", "0")
     assert key_of("python train.py") == before
+    assert key_of("python train.py", time_limit="60") != before
     monkeypatch.setenv("MODEL_SIZE", "7")
     assert key_of("python train.py") != before
 
