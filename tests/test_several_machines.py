@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -265,21 +266,38 @@ def test_a_task_has_the_environment_on_which_measurements_depend(monkeypatch: py
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
 def test_a_task_whose_events_nobody_receives_is_cancelled(
-    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing(Observer):
         def message(self, message: str) -> None:
             raise error
 
-    events, cancelled = iter(["a message"]), []
-    functions = {"wait": lambda one, timeout: (one, []), "get": lambda event: event}
-    ray = made_up_ray(**functions, cancel=lambda one, force: cancelled.append(one))
+    class Events:
+        def __next__(self) -> str:
+            return "a message"
+
+        def completed(self) -> str:
+            return "the end"
+
+    events, cancelled = Events(), []
+    functions = {"wait": lambda one, timeout: (one if ends or one == [events] else [], []), "get": lambda event: event}
+    ray = made_up_ray(**functions, cancel=lambda one, force=False: cancelled.append((one, force)))
     monkeypatch.setitem(sys.modules, "ray", ray)
     executor = ray_executor.RayExecutor(lambda *_: events, "a GPU", {})
     with pytest.raises(error):
         executor(tiny(), tmp_path / "log.txt", [Failing()])
-    assert cancelled == [events]
+    assert cancelled == [(events, False), *([] if ends else [(events, True)])]
+
+
+def test_a_task_that_is_cancelled_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    task = ray_executor._task(tiny(num_steps=100_000), device_name(CPU), versions(), None, never_stop)
+    next(task)
+    assert list(tmp_path.glob("*/log.txt"))
+    task.close()  # as Ray does after its KeyboardInterrupt
+    assert not list(tmp_path.glob("tmp*"))
 
 
 def test_a_task_on_another_card_or_of_another_version_is_refused_with_the_difference() -> None:

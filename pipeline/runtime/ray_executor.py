@@ -10,10 +10,10 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from pipeline.memory.device import device_name
 from pipeline.runtime.environment import versions, why_other_versions
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.rank import Work
-from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, Execute, WorkerLostError, execute
+from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, SECONDS_TO_END, Execute, WorkerLostError, execute
 from pipeline.training.loop import Stop, never_stop
 
 PASSED_ON = ("FITPROOF_TECHNIQUES", "OMP_NUM_THREADS", *allocator_options.VARIABLES)
@@ -68,10 +68,11 @@ def _task(
     if own_name != name:
         raise InvalidInputError(f"all trials of a study run on the same hardware, and {own_name} is not {name}")
     events: SimpleQueue[Any] = SimpleQueue()
+    cancelled = threading.Event()
 
     def run(log_file: Path) -> None:
         try:
-            result = execute(runnable, log_file, [_Queue(events)], work=work, stop=stop)
+            result = execute(runnable, log_file, [_Queue(events)], work=work, stop=stop, cancelled=cancelled)
             events.put(_Ended(result, log_file.read_text(errors="replace") if log_file.exists() else ""))
         except Exception as error:
             events.put(error)
@@ -79,14 +80,17 @@ def _task(
     with tempfile.TemporaryDirectory() as folder:
         thread = threading.Thread(target=run, args=(Path(folder) / "log.txt",))
         thread.start()
-        while True:
-            event = events.get()
-            if isinstance(event, Exception):
-                raise event
-            yield event
-            if isinstance(event, _Ended):
-                break
-        thread.join()
+        try:
+            event = None
+            while not isinstance(event, _Ended):
+                with suppress(Empty):  # Ray's cancellation does not wake what waits without a timeout
+                    event = events.get(timeout=SECONDS_BETWEEN_POLLS)
+                    if isinstance(event, Exception):
+                        raise event
+                    yield event
+        finally:
+            cancelled.set()
+            thread.join()
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,9 @@ class RayExecutor:
         except (ray.exceptions.RayError, StopIteration) as error:
             raise WorkerLostError(f"the process of the task died: {first_line(error)}") from error
         except BaseException:  # Ctrl-C, or an observer's error: nobody would receive what the task sends
-            ray.cancel(events, force=True)
+            ray.cancel(events)
+            if not ray.wait([events.completed()], timeout=SECONDS_TO_END)[0]:
+                ray.cancel(events, force=True)
             raise
         log_file.parent.mkdir(parents=True, exist_ok=True)
         log_file.write_text(event.log)
