@@ -35,6 +35,31 @@ def _not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _noting(function: Callable[..., Any], note: Callable[..., object]) -> Callable[..., Any]:
+    """Return a function that calls `note` with its arguments first."""
+
+    @_not_compiled
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        note(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _noting_result(function: Callable[..., Any], note: Callable[..., object]) -> Callable[..., Any]:
+    """Return a function that calls `note` with its result and its arguments at its end."""
+
+    @_not_compiled
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        note(result, *args, **kwargs)
+        return result
+
+    return call
+
+
 class Steps:
     """The optimizer steps of this process so far."""
 
@@ -58,12 +83,12 @@ class Steps:
         from torch.optim import optimizer
 
         optimizer.register_optimizer_step_post_hook(self._after_step)
-        torch.autograd.backward = self._noting_loss(torch.autograd.backward)
-        GradScaler.scale = _remembering_unscaled(GradScaler.scale)  # type: ignore[method-assign]
-        GradScaler.update = self._after_update(GradScaler.update)  # type: ignore[method-assign]
-        autocast.__enter__ = self._noting_format(autocast.__enter__)  # type: ignore[method-assign]
-        for module in (torch.cuda, torch.cuda.memory):
-            module.reset_peak_memory_stats = self._keeping_peaks(torch.cuda.memory.reset_peak_memory_stats)
+        torch.autograd.backward = _noting(torch.autograd.backward, self._note_loss)
+        GradScaler.scale = _noting_result(GradScaler.scale, _remember_unscaled)  # type: ignore[method-assign]
+        GradScaler.update = _noting_result(GradScaler.update, self._after_update)  # type: ignore[method-assign]
+        autocast.__enter__ = _noting(autocast.__enter__, self._note_format)  # type: ignore[method-assign]
+        for module in (torch.cuda, torch.cuda.memory):  # the script may be about to reset them
+            module.reset_peak_memory_stats = _noting(torch.cuda.memory.reset_peak_memory_stats, self._keep_peaks)
         if BUDGET in os.environ:
             torch.cuda._lazy_call(self._limit_memory)
         else:
@@ -73,33 +98,20 @@ class Steps:
             atexit.register(self._stop_profile)  # a process that ends with a profiler may crash
         sys.excepthook = functools.partial(self._failed, sys.excepthook)
 
-    def _noting_loss(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return autograd's backward(), which notes the scalars that it is called on.
+    def _note_loss(self, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
+        """Note the scalars that autograd's backward() is called on.
 
         A recomputed layer calls it with gradients of its own, and is no pass.
         """
+        outputs = [tensors] if isinstance(tensors, self._torch.Tensor) else list(tensors)
+        scalars = [one for one in outputs if one.numel() == 1]
+        if grad_tensors is None and scalars:
+            self._num_passes += 1
+            self._losses += [getattr(one, "_unscaled", one).detach() for one in scalars]
 
-        @_not_compiled
-        @functools.wraps(backward)
-        def call(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-            outputs = [tensors] if isinstance(tensors, self._torch.Tensor) else list(tensors)
-            scalars = [one for one in outputs if one.numel() == 1]
-            if grad_tensors is None and scalars:
-                self._num_passes += 1
-                self._losses += [getattr(one, "_unscaled", one).detach() for one in scalars]
-            return backward(tensors, grad_tensors, *args, **kwargs)
-
-        return call
-
-    def _noting_format(self, enter: Callable[..., Any]) -> Callable[..., Any]:
-        @_not_compiled
-        @functools.wraps(enter)
-        def call(autocast: Any) -> Any:
-            if autocast._enabled:
-                self._formats.add(str(autocast.fast_dtype))
-            return enter(autocast)
-
-        return call
+    def _note_format(self, autocast: Any) -> None:
+        if autocast._enabled:
+            self._formats.add(str(autocast.fast_dtype))
 
     @_not_compiled
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -108,19 +120,12 @@ class Steps:
         if done + self._num_skipped > self._num_steps:  # several optimizers may take a step each
             self._end_step(optimizer)
 
-    def _after_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the gradient scaler's update(), which ends a step that it has skipped."""
-
-        @_not_compiled
-        @functools.wraps(update)
-        def call(scaler: Any, *args: Any, **kwargs: Any) -> None:
-            update(scaler, *args, **kwargs)
-            if not self._has_stepped and self._num_passes:
-                self._num_skipped += 1
-                self._end_step(None)
-            self._has_stepped = False
-
-        return call
+    def _after_update(self, *_: Any, **__: Any) -> None:
+        """End a step that the gradient scaler has skipped."""
+        if not self._has_stepped and self._num_passes:
+            self._num_skipped += 1
+            self._end_step(None)
+        self._has_stepped = False
 
     def _end_step(self, optimizer: Any) -> None:
         torch = self._torch
@@ -172,23 +177,14 @@ class Steps:
         share = (int(os.environ[BUDGET]) + 0.5) / total_bytes  # torch multiplies and rounds down
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), number)
 
-    def _keep_peaks(self) -> None:
-        """Note the peaks of CUDA's allocator, which the script may be about to reset."""
+    def _keep_peaks(self, *_: Any, **__: Any) -> None:
+        """Note the peaks of CUDA's allocator."""
         cuda = self._torch.cuda
         for number in range(cuda.device_count()) if cuda.is_initialized() else ():
             stats = cuda.memory_stats(number)
             for kind in ("allocated", "reserved"):
                 peak = stats.get(f"{kind}_bytes.all.peak", 0)
                 self._peaks[kind] = max(self._peaks.get(kind, 0), peak)
-
-    def _keeping_peaks(self, reset: Callable[..., Any]) -> Callable[..., Any]:
-        @_not_compiled
-        @functools.wraps(reset)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._keep_peaks()
-            return reset(*args, **kwargs)
-
-        return call
 
     def _stop_profile(self) -> None:
         """Sum the allocations that the profiler has recorded; their largest sum is the peak."""
@@ -231,18 +227,10 @@ class Steps:
         return {name: int(os.environ.get(name.upper(), value)) for name, value in values.items()}
 
 
-def _remembering_unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the gradient scaler's scale(), whose result knows the loss that it was made of."""
-
-    @_not_compiled
-    @functools.wraps(scale)
-    def call(scaler: Any, outputs: Any) -> Any:
-        scaled = scale(scaler, outputs)
-        if scaled is not outputs and hasattr(outputs, "detach"):
-            scaled._unscaled = outputs.detach()
-        return scaled
-
-    return call
+def _remember_unscaled(scaled: Any, _: Any, outputs: Any) -> None:
+    """Let what the gradient scaler's scale() returns know the loss that it was made of."""
+    if scaled is not outputs and hasattr(outputs, "detach"):
+        scaled._unscaled = outputs.detach()
 
 
 def _peak_process_bytes() -> int:
