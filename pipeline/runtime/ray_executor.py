@@ -35,14 +35,6 @@ SECONDS_TO_CONNECT = 5.0
 """How long the head of a cluster may take to accept a connection."""
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """The last event of a task."""
-
-    result: Result
-    log: str
-
-
 class _Queue(Observer):
     """Puts the events of a run into a queue."""
 
@@ -56,7 +48,7 @@ class _Queue(Observer):
 def _task(
     runnable: Runnable, name: str, versions_of_search: Mapping[str, str], work: Work | None, stop: Stop
 ) -> Iterator[Any]:
-    """Run an Experiment or a Command on this machine of the cluster, and yield its events, then its result and output.
+    """Run an Experiment or a Command on this machine; yield its events, its result, and what its process printed.
 
     Raises:
         InvalidInputError: this machine has another device or other versions than the search.
@@ -72,22 +64,23 @@ def _task(
 
     def run(log_file: Path) -> None:
         try:
-            result = execute(runnable, log_file, [_Queue(events)], work=work, stop=stop, cancelled=cancelled)
-            events.put(_Ended(result, log_file.read_text(errors="replace") if log_file.exists() else ""))
+            events.put(execute(runnable, log_file, [_Queue(events)], work=work, stop=stop, cancelled=cancelled))
         except Exception as error:
             events.put(error)
 
     with tempfile.TemporaryDirectory() as folder:
-        thread = threading.Thread(target=run, args=(Path(folder) / "log.txt",))
+        log_file = Path(folder) / "log.txt"
+        thread = threading.Thread(target=run, args=(log_file,))
         thread.start()
         try:
             event = None
-            while not isinstance(event, _Ended):
+            while not isinstance(event, Result):
                 with suppress(Empty):  # Ray's cancellation does not wake what waits without a timeout
                     event = events.get(timeout=SECONDS_BETWEEN_POLLS)
                     if isinstance(event, Exception):
                         raise event
                     yield event
+            yield log_file.read_text(errors="replace") if log_file.exists() else ""
         finally:
             cancelled.set()
             thread.join()
@@ -129,7 +122,8 @@ class RayExecutor:
                 if not ready:
                     continue
                 event = ray.get(next(events))
-                if isinstance(event, _Ended):
+                if isinstance(event, Result):
+                    log = ray.get(next(events))
                     break
                 for observer in observers:
                     observer.receive(event)
@@ -143,8 +137,8 @@ class RayExecutor:
                 ray.cancel(events, force=True)
             raise
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        log_file.write_text(event.log)
-        return event.result
+        log_file.write_text(log)
+        return event
 
 
 @contextmanager
