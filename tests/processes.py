@@ -63,6 +63,18 @@ def started(project: "Project", *words: str, **options: Any) -> Iterator["subpro
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def interrupted(process: "subprocess.Popen[str]", kind: signal.Signals = signal.SIGINT) -> str:
+    """Press Ctrl-C in a process's terminal, or send it another signal; return what it has written to stderr.
+
+    Nothing that it has started may go on.
+    """
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, kind) if kind is signal.SIGINT else process.send_signal(kind)
+    _, err = process.communicate(timeout=60)
+    wait_for_the_end(family)
+    return str(err)
+
+
 def free_port() -> int:
     """Return a port of this machine that nothing listens on."""
     with socket.socket() as free:

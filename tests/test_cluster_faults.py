@@ -1,8 +1,6 @@
 """Faults of a search with several workers: of a Ray cluster, its driver, PostgreSQL, the tracking server, a network."""
 
 import json
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ import pytest
 from mlflow import MlflowClient
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
-from processes import processes_with, started, wait_for, wait_for_the_end
+from processes import interrupted, processes_with, started, wait_for, wait_for_the_end
 from project import SMALL, Project, as_words, parent_id
 from ray_cluster import RayCluster, running_ray
 from servers import MlflowServer, Postgresql, Proxy
@@ -308,11 +306,8 @@ def interrupt(search: "Popen[str]", setting: Setting, *clusters: RayCluster) -> 
     """Press Ctrl-C in the middle of two trials, and check that nothing is left."""
     setting.hold()
     setting.wait_for_held(2)
-    family = psutil.Process(search.pid).children(recursive=True)
-    os.killpg(search.pid, signal.SIGINT)
-    _, err = search.communicate(timeout=60)
+    err = interrupted(search)
     assert search.returncode == 130 and "Traceback" not in err, err
-    wait_for_the_end(family)
     assert setting.count(TrialState.RUNNING) == 0
     setting.check_nothing_is_left(*clusters)
     setting.release()

@@ -1,18 +1,16 @@
 """A budget on a card: what does not fit is refused by the allocator, and a search stays within it, even interrupted."""
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import yaml
 from mlflow.entities import Run
 from optuna.trial import TrialState
-from processes import started, wait_for, wait_for_the_end
+from processes import interrupted, started, wait_for
 from project import SMALL, Project, as_words
 from test_faults import unsent
 from test_search_faults import trials
@@ -110,12 +108,9 @@ def test_a_search_that_is_interrupted_and_killed_resumes(project: Project) -> No
     for num_ended, kind in ((2, signal.SIGINT), (4, signal.SIGKILL)):
         with started(project, *words) as process:
             wait_for(lambda num=num_ended: len(ended(project)) >= num, f"{num_ended} trials")
-            family = psutil.Process(process.pid).children(recursive=True)
-            os.killpg(process.pid, kind) if kind is signal.SIGINT else process.kill()
-            _, err = process.communicate(timeout=60)
+            err = interrupted(process, kind)
         assert process.returncode == (130 if kind is signal.SIGINT else -signal.SIGKILL), err
         assert "Traceback" not in err
-        wait_for_the_end(family)
     before = [(trial.params, trial.state) for trial in ended(project)]
     done = project.here("search", STUDY)
     assert done.returncode == 0, done.stdout + done.stderr

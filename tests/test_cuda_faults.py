@@ -1,18 +1,15 @@
 """A card's limits for a user's command: a second card, a budget, what is refused, an interruption."""
 
 import json
-import os
 import pickle
-import signal
 from pathlib import Path
 
-import psutil
 import pytest
 from card_projects import NANO, assert_is_measured, project_on
 from conftest import IS_SIMULATED, PNG
 from finished import Done
 from mlflow import MlflowClient
-from processes import started, wait_for, wait_for_the_end
+from processes import interrupted, started, wait_for
 from project import Project, as_words
 from test_faults import MANY, is_training, unsent
 
@@ -105,11 +102,8 @@ def test_ctrl_c_in_the_middle_of_a_run_on_a_card_keeps_what_was_measured(tmp_pat
     project = project_on("rtx4090", tmp_path)
     with started(project, "python", "-m", "fitproof", "main", *as_words({**NANO, "num_steps": MANY})) as process:
         wait_for(lambda: is_training(project), "the first steps")
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        err = interrupted(process)
     assert process.returncode == 130 and "interrupted: everything measured so far is kept" in err
-    wait_for_the_end(family)
     parent = project.parent_of("main")
     [child] = project.children_of(parent).values()
     assert parent.info.status == child.info.status == "KILLED"

@@ -1,7 +1,6 @@
 """What a user sees when things end badly: outcomes, statuses, exit codes, and nothing lost."""
 
 import json
-import os
 import signal
 import threading
 from pathlib import Path
@@ -10,7 +9,7 @@ import mlflow
 import psutil
 import pytest
 from finished import SETTINGS
-from processes import started, wait_for, wait_for_the_end
+from processes import interrupted, started, wait_for
 from project import SMALL, Project, as_words
 from test_run import training_processes
 
@@ -136,11 +135,8 @@ def test_one_failed_variant_does_not_stop_the_others(project: Project) -> None:
 def test_a_command_that_is_stopped_while_it_loads_ends_at_once(kind: signal.Signals, project: Project) -> None:
     with started(project, "python", "-m", "fitproof", "main") as process:
         wait_for(lambda: psutil.Process(process.pid).children(), "the server of processes")
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, kind) if kind is signal.SIGINT else process.send_signal(kind)
-        _, err = process.communicate(timeout=60)
+        err = interrupted(process, kind)
     assert process.returncode == 130 and err.splitlines() == ["interrupted: nothing was started"], err
-    wait_for_the_end(family)
     assert not (project.folder / "runs").exists()
 
 
@@ -149,12 +145,9 @@ def test_a_search_that_is_stopped_while_it_predicts_ends_at_once(project: Projec
     words = as_words({**SMALL, "causal_lm.num_layers": "12"})
     with started(project, "python", "-m", "fitproof", "search", *words) as process:
         wait_for(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 4, "the processes that predict")
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        err = interrupted(process)
     said = ["interrupted: everything measured so far is kept; the same command goes on from there"]
     assert process.returncode == 130 and err.splitlines() in (said, ["interrupted: nothing was started"]), err
-    wait_for_the_end(family)
     assert not (project.folder / "runs").exists() and not (project.folder / "optuna.db").exists()
 
 
@@ -185,13 +178,10 @@ def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, wa
         words = ["mlflow", "run", ".", "-e", entry, "--env-manager=local", *given]
     with started(project, *words) as process:
         wait_for(lambda: is_training(project), "the first steps")
-        family = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        err = interrupted(process)
     assert process.returncode not in (0, 2)
     assert way == "mlflow run" or process.returncode == 130, err
     assert way == "mlflow run" or "interrupted: everything measured so far is kept" in err
-    wait_for_the_end(family)
     parent = project.parent_of(entry)
     [child] = project.children_of(parent).values()
     assert child.info.status == "KILLED"

@@ -1,9 +1,7 @@
 """Plans: which configurations fit which card, before anything runs, and invalid input."""
 
 import json
-import os
 import re
-import signal
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +10,7 @@ import pandas as pd
 import pytest
 from conftest import THREE_LEVERS, TINY, own_cache, tiny
 from finished import Done
-from processes import started, wait_for
+from processes import interrupted, started, wait_for
 from project import SMALL, Project
 
 from pipeline.base.errors import InvalidInputError
@@ -278,8 +276,7 @@ def test_ctrl_c_leaves_nothing(project: Project) -> None:
     words = ["python", "-m", "fitproof", "plan", "--gpu", "t4", "--model", "gpt2-medium"]
     with started(project, *words) as process:
         wait_for(lambda: any(cache.glob("prediction-*")), "the first prediction")
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        err = interrupted(process)
     assert process.returncode == 130, err
     assert "interrupted: the predictions so far are kept" in err
     assert len(project.runs()) == before
