@@ -77,7 +77,7 @@ CASES = [
     (["sync", "--outptu", "runs"], "no setting is called outptu; did you mean output?"),
     (["main", "fp32"], "settings are written as --name value, and 'fp32' has no name; add one"),
     (["report"], "folder must be given, and is missing; fitproof report --help explains it"),
-    (["search", "--space", '{"precison": ["fp32"]}'], "no setting is called precison"),
+    (["search", "--space", '{"precison": ["fp32"]}'], "no setting is called precison; did you mean precision?"),
     (["search", "--sampler", "bayes"], "sampler must be 'predictive', 'tpe', 'gp', 'random', 'brute' or 'nsga2'"),
 ]
 
