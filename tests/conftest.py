@@ -79,7 +79,7 @@ LONGEST = (
 """Files of tests that take longest, by what follows `test_`; the first makes what others share."""
 
 
-pytest.register_assert_rewrite("card_projects", "simulated_programs")
+pytest.register_assert_rewrite("card_projects", "simulated_programs", "trainings")
 
 
 def pytest_configure() -> None:

@@ -1,47 +1,33 @@
 """Adapters: the training of a plain loop with peft, what is frozen, predicted peaks, exports, and bad input."""
 
 import re
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, pairs, tiny, with_corpus_of
+from conftest import CPU, TINY, pairs, tiny, with_corpus_of
 from test_export import run_framework
-from test_levers import losses
-from test_prediction import CPU, measured
+from test_prediction import measured
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
-from torch.optim import AdamW
+from trainings import SMALL_BATCH, check_cuts, check_peak, check_peak_on_card, loop_of, losses, plainly_trained, trained
 from transformers import AutoConfig
 
 from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.results import Finished, StepRecord
-from pipeline.base.technique import Mathematics
-from pipeline.config.configurations import why_refused
-from pipeline.config.entry_points import yaml_file
+from pipeline.base.results import Finished
 from pipeline.config.experiment import Experiment
-from pipeline.config.settings import TECHNIQUES
-from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files, write_files
-from pipeline.prediction.predict import predict
 from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.techniques._support.lora import linear_layers
-from pipeline.training.loop import Loop, learning_rate, train
+from pipeline.training.loop import train
 from pipeline.training.step import backpropagate, build_step
 
 LORA: dict[str, Any] = {"adapter": "lora", "adapter_rank": 4, "adapter_alpha": 8, "learning_rate": 1e-2}
-CUTS = [(8, 1), (4, 2), (2, 4), (1, 8)]
-"""Micro-batch sizes and accumulation steps of the same effective batch."""
-NUM_STEPS = 10
 TRANSPOSED_BYTES = 60 * 60 * 4
 """What torch takes on a CPU while it copies a transposed matrix, as an embedding's gradient: not predicted."""
 GEMMA: dict[str, Any] = {"num_hidden_layers": 2, "head_dim": 8, "tie_word_embeddings": True}
-SMALL_BATCH: dict[str, Any] = {"sequence_length": 8, "micro_batch_size": 1, "effective_batch_size": 1, "eval_steps": 0}
-"""Parameters, gradients and optimizer state are most of the peak."""
 
 
 def write_configuration(folder: Path, kind: str, **changes: Any) -> None:
@@ -50,44 +36,6 @@ def write_configuration(folder: Path, kind: str, **changes: Any) -> None:
     config = AutoConfig.for_model(kind, vocab_size=512, pad_token_id=None, **{**shape, **changes})
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(config.to_json_string())
-
-
-def trained(experiment: Experiment, num_steps: int = NUM_STEPS) -> tuple[Trainable, Loop, list[StepRecord]]:
-    """Return the model after some optimizer steps, the loop that has taken them, and its records."""
-    prepared, records = experiment.prepare(), list[StepRecord]()
-    torch.manual_seed(0)
-    step = build_step(experiment, prepared)
-    loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
-    with step.run_context():
-        loop.advance(num_steps)
-    return step.trainable, loop, records
-
-
-def plainly_trained(
-    experiment: Experiment, loop: Loop, adapt: Callable[[nn.Module], Any]
-) -> tuple[list[float], list[float]]:
-    """Return the losses and gradient norms of a loop of torch alone, on the same micro-batches."""
-    settings: Any = experiment.settings
-    torch.manual_seed(0)
-    plain = experiment.model.build(settings.model, experiment.prepare().vocabulary_size)
-    adapted = adapt(plain.module)
-    optimizer = AdamW([one for one in adapted.parameters() if one.requires_grad], weight_decay=0.01, fused=True)
-    found: tuple[list[float], list[float]] = ([], [])
-    for number in range(NUM_STEPS):
-        window = loop.window(number)
-        total = torch.zeros(())
-        for batch in window.batches:
-            with torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16"):
-                loss = plain.loss(adapted, batch, window.num_targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        norm = clip_grad_norm_(adapted.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = learning_rate(number, settings, 8)
-        optimizer.step()
-        optimizer.zero_grad()
-        found[0].append(total.item())
-        found[1].append(norm.item())
-    return found
 
 
 @pytest.mark.matrix(2)
@@ -122,7 +70,7 @@ def test_losses_are_those_of_a_plain_loop_with_peft(
     experiment = tiny(**LORA, adapter_targets=targets, **more)
     _, loop, records = trained(experiment)
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=modules, fan_in_fan_out=model == "gpt2-nano")
-    expected, norms = plainly_trained(experiment, loop, lambda module: get_peft_model(module, lora))
+    _, expected, norms = plainly_trained(experiment, loop, 10, lambda module: get_peft_model(module, lora))
     assert [record.loss for record in records] == pytest.approx(expected, rel=1e-5)
     assert [record.grad_norm for record in records] == pytest.approx(norms, rel=1e-4)
     assert losses(tiny(learning_rate=1e-2, **more)) != pytest.approx(expected, rel=1e-3), (
@@ -134,35 +82,35 @@ def test_losses_are_those_of_a_plain_loop_with_peft(
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
 def test_losses_do_not_depend_on_the_micro_batch_size(model: str, sequences: str, short_documents: Path) -> None:
-    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": sequences, "model": model}
-    whole, *others = [losses(tiny(**LORA, **text, micro_batch_size=m, accumulation_steps=n)) for m, n in CUTS]
-    for other in others:
-        assert other == pytest.approx(whole, rel=1e-5)
+    text = {"corpus": "text_files", "text_files__path": str(short_documents), "sequences": sequences}
+    check_cuts(**LORA, **text, model=model)
 
 
-@pytest.mark.parametrize("more", [{}, {"weights": "bfloat16"}, {"adapter_weights": "bfloat16"}], ids=str)
-@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
-def test_only_adapters_are_trained_and_have_gradients_and_state(model: str, more: dict[str, Any]) -> None:
-    experiment = tiny(**LORA, model=model, **more)
-    prepared = experiment.prepare()
-    torch.manual_seed(0)
-    step = build_step(experiment, prepared)
-    module = step.trainable.module
+def adapters_alone_are_trained(experiment: Experiment, dtype: torch.dtype = torch.float32) -> Trainable:
+    """Check that only adapters are trained, and have gradients and state, all of a type; return the model."""
+    step, loop = loop_of(experiment)
+    module, optimizer = step.trainable.module, loop.optimizer
     before = {name: part.detach().clone() for name, part in module.named_parameters()}
-    optimizer = step.make_optimizer(module)
-    loop = Loop(experiment, prepared.train, step, optimizer, lambda _: None)
     loop.advance(3)
     window = loop.window(3)
     backpropagate(step, window.batches, window.num_targets)
     names = {part: name for name, part in module.named_parameters()}
     adapters = {name for name in before if "lora_" in name}
-    dtype = getattr(torch, more.get("adapter_weights", "float32"))
     assert adapters and {names[part] for group in optimizer.param_groups for part in group["params"]} == adapters
     assert {names[part] for part in optimizer.state} == adapters
     for name, part in module.named_parameters():
         assert (part.grad is not None) == (name in adapters)
         assert torch.equal(part, before[name]) == (name not in adapters)
-        assert name not in adapters or part.dtype is part.grad.dtype is optimizer.state[part]["exp_avg"].dtype is dtype
+        assert part.grad is None or part.dtype is part.grad.dtype is optimizer.state[part]["exp_avg"].dtype is dtype
+    return step.trainable
+
+
+@pytest.mark.parametrize("more", [{}, {"weights": "bfloat16"}, {"adapter_weights": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
+def test_only_adapters_are_trained_and_have_gradients_and_state(model: str, more: dict[str, Any]) -> None:
+    adapters_alone_are_trained(
+        tiny(**LORA, model=model, **more), getattr(torch, more.get("adapter_weights", "float32"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,9 +160,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize(("model", "others"), pairs(["gpt2-nano", "llama-nano"], OTHERS))
 def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict[str, Any]) -> None:
     wide = {**SMALL_BATCH, "model": model, "vocabulary_size": 300, "causal_lm__width": 96}
-    experiment = tiny(adapter="lora", **wide, **others)
-    peak = measured(experiment)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(peak, rel=1e-4)
+    peak = check_peak(tiny(adapter="lora", **wide, **others))
     without = {name: value for name, value in others.items() if "adapter" not in name}
     assert others.get("optimizer") in ("adafactor", "sgd") or peak < 0.8 * measured(tiny(**wide, **without))
 
@@ -237,15 +183,13 @@ def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict
 )
 def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None:
     shared: dict[str, Any] = {"sequence_length": 64, "eval_steps": 0, "adapter_dropout": 0.1, "causal_lm__dropout": 0.1}
-    experiment = tiny(adapter="lora", **shared, **others)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+    check_peak(tiny(adapter="lora", **shared, **others))
 
 
 @pytest.mark.parametrize(("model", "targets"), [("gpt2-nano", "all,wte"), ("llama-nano", "lm_head,embed_tokens")])
 def test_its_peak_is_predicted_with_adapters_of_head_and_embeddings(model: str, targets: str) -> None:
     experiment = tiny(adapter="lora", adapter_targets=targets, model=model, **SMALL_BATCH)
-    exact = pytest.approx(measured(experiment), rel=1e-4, abs=TRANSPOSED_BYTES)
-    assert predict(experiment, CPU).peak_allocated_bytes == exact
+    check_peak(experiment, error_bytes=TRANSPOSED_BYTES)
 
 
 def test_a_loss_without_logits_refuses_an_adapter_of_the_head() -> None:
@@ -271,10 +215,7 @@ def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, car
         settings = {**shape, "vocabulary_size": 4096, **batch, "sequence_length": 64, "adapter": "lora", **others}
         if others.get("optimizer_in_backward"):
             settings |= {"accumulation_steps": 1}
-        predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
-        assert real["outcome"] == "ok"
-        assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
-        assert predicted["predicted_reserved_bytes"] == pytest.approx(real["measured_reserved_bytes"], rel=0.03)
+        check_peak_on_card(card, settings, error_of_reserved=0.03)
 
 
 @pytest.mark.slow
@@ -349,11 +290,7 @@ def test_linear_layers_whose_weights_torch_reads_itself_are_left_alone() -> None
     assert list(linear_layers(nn.TransformerEncoderLayer(8, 2))) == []
 
 
-def test_a_search_has_it_only_if_another_training_is_asked_for() -> None:
-    assert "adapter" not in read_yaml(yaml_file("search"))["space"]
-    reason = why_refused(tiny(adapter="lora"), {"adapter": "lora"}, CPU, Mathematics.ROUNDING)
-    assert reason is not None and "set mathematics=different to allow it" in reason
-    assert TECHNIQUES["adapter"]().mathematics is Mathematics.EXACT
+def test_an_answer_of_another_training_is_verified_beside_that_training() -> None:
     space = {"micro_batch_size": [2, 4], "adapter": ["none", "lora"], "checkpointing": ["none", "every_layer"]}
     settings = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space, "mathematics": "different"}
     problem = make_experiment_problem(settings)

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import pytest
 import torch
 from conftest import tiny
 from project import SMALL, Project, new_store
-from test_prediction import CPU, measured
-from test_training_step import CUTS, run
+from test_prediction import CPU
 from tokenizers import processors
+from trainings import check_cuts, check_peak, steps_of
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.cli import main
@@ -93,14 +94,13 @@ def folder_with(template: str | dict[str, str] | None, folder: Path) -> str:
 
 def targets(tokenizer: Any, messages: Sequence[Any]) -> list[str]:
     """Return each run of targets as text."""
-    ids, is_target = ChatTemplate(tokenizer).encode(messages)
-    found: list[list[int]] = []
-    for number, one in enumerate(ids):
-        if is_target[number]:
-            if not number or not is_target[number - 1]:
-                found.append([])
-            found[-1].append(one)
-    return [tokenizer.decode(part) for part in found]
+    return runs_of(tokenizer, *ChatTemplate(tokenizer).encode(messages))
+
+
+def runs_of(tokenizer: Any, ids: Sequence[int], is_target: Sequence[bool]) -> list[str]:
+    """Return each run of targets among token ids as text."""
+    runs = groupby(zip(ids, is_target, strict=True), key=itemgetter(1))
+    return [tokenizer.decode([one for one, _ in run]) for is_of_targets, run in runs if is_of_targets]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_the_shipped_conversations_train_and_are_held_out() -> None:
         labels = prepared.train.batch(range(len(prepared.train)))["labels"]
         share = float((labels != IGNORED_LABEL).float().mean())
         assert 0.1 < share < 0.8
-        records = run(experiment)
+        records = steps_of(experiment)
         assert records[0].loss == pytest.approx(math.log(4096), rel=0.05)
         assert records[-1].loss < records[0].loss
 
@@ -214,13 +214,7 @@ def test_prompt_and_completion_are_the_messages_of_two_turns(tmp_path: Path) -> 
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
 def test_losses_of_answers_do_not_depend_on_the_micro_batch_size(sequences: str, model: str) -> None:
-    settings = {"corpus": "chat", "model": model, "sequences": sequences, "num_steps": 10}
-    whole, *others = [run(tiny(**settings, micro_batch_size=micro, accumulation_steps=n)) for micro, n in CUTS]
-    for other in others:
-        for one, same in zip(whole, other, strict=True):
-            assert same.loss == pytest.approx(one.loss, rel=1e-5)
-            assert same.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
-            assert same.tokens == one.tokens
+    check_cuts(corpus="chat", model=model, sequences=sequences)
 
 
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
@@ -245,8 +239,7 @@ def test_the_loss_is_the_mean_over_the_answers_alone(sequences: str) -> None:
 
 @pytest.mark.parametrize("sequences", ["packed", "padded"])
 def test_the_peak_with_masked_labels_is_predicted(sequences: str) -> None:
-    experiment = tiny(corpus="chat", sequences=sequences, sequence_length=64, eval_steps=0)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+    check_peak(tiny(corpus="chat", sequences=sequences, sequence_length=64, eval_steps=0))
 
 
 def test_padding_begins_after_the_last_target() -> None:

@@ -14,7 +14,7 @@ from conftest import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from project import SMALL, Project, new_store
-from test_chat import HEADERS, folder_with, tokenizer_with, written
+from test_chat import HEADERS, folder_with, runs_of, tokenizer_with, written
 
 from pipeline.base.contracts import Prepared
 from pipeline.base.errors import InvalidInputError
@@ -103,13 +103,7 @@ def trained(path: Path, model: str, **settings: Any) -> Trained:
     tokenizer = tokenizer_with(TEMPLATE)
     end = prepared.train.count(batch)[0]
     ids, is_target = batch["input_ids"][0, :end].tolist(), (batch["labels"][0, :end] != -100).tolist()
-    runs: list[list[int]] = []
-    for number, one in enumerate(ids):
-        if is_target[number]:
-            if not number or not is_target[number - 1]:
-                runs.append([])
-            runs[-1].append(one)
-    return Trained(tokenizer.decode(ids), tuple(map(tokenizer.decode, runs)), prepared.notes)
+    return Trained(tokenizer.decode(ids), tuple(runs_of(tokenizer, ids, is_target)), prepared.notes)
 
 
 def of_rows(row: Any, folder: Path, model: str, **settings: Any) -> Trained:

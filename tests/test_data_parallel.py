@@ -176,7 +176,7 @@ def write_gradients(file: Path, experiment: Experiment, prepared: Any, emit: Any
     gradients = {name: whole(parameter.grad) for name, parameter in trained if parameter.grad is not None}
     if step.ranks.rank == 0:
         torch.save(gradients, file)
-    emit(Finished(eval_loss=None, gradient_underflow_percent=None, block_forwards_per_step=0))
+    emit(Finished(block_forwards_per_step=0))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from conftest import tiny, with_corpus_of
 from levers import ON_CPU, ON_CUDA, Lever, needs_package
 from test_levers import DROPOUT, ON_CARD
+from trainings import loop_of
 
 from pipeline.base.results import MemoryUse, Outcome
 from pipeline.config.experiment import Experiment
@@ -161,11 +162,8 @@ def test_saving_takes_no_memory_of_a_card(settings: dict[str, Any], tmp_path: Pa
     import peft
 
     experiment = tiny(device="cuda:0", **settings)
-    prepared = experiment.prepare()
-    step = build_step(experiment, prepared)
-    module: Any = step.trainable.module
-    optimizer = step.make_optimizer(module)
-    loop = Loop(experiment, prepared.train, step, optimizer, lambda record: None)
+    step, loop = loop_of(experiment)
+    module, optimizer = step.trainable.module, loop.optimizer
     for _ in range(WATCHED_STEPS):
         loop.launch()
     ways: dict[str, Callable[[], Any]] = {

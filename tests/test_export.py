@@ -20,9 +20,9 @@ from conftest import OWN, ROOT, TINY, pairs, tiny, with_corpus_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import free_port
+from trainings import steps_of
 from transformers import AutoConfig
 
-from pipeline.base.results import StepRecord
 from pipeline.base.technique import Exported, Mathematics, Stage, Step, Technique
 from pipeline.cli import main
 from pipeline.export import trainer_arguments
@@ -31,7 +31,7 @@ from pipeline.export.write import TARGETS, export_files, write_files
 from pipeline.models._support.causal_models import PRESETS
 from pipeline.runtime.worker_pool import run_all, worker_pool
 from pipeline.techniques._support.optimizers import with_master_weights
-from pipeline.training.loop import learning_rate, train
+from pipeline.training.loop import learning_rate
 
 OF_TRL = 3e-4
 """Largest difference of TRL's losses in bfloat16, of 1.3e-4 on a processor with AMX: a step changes them by 3e-2."""
@@ -76,10 +76,7 @@ each_configuration = settings(max_examples=25, suppress_health_check=[HealthChec
 
 def losses_here(**changes: Any) -> list[float]:
     """Return the losses of Fitproof's own run."""
-    experiment = tiny(**changes)
-    received: list[Any] = []
-    train(experiment, experiment.prepare(), received.append)
-    return [message.loss for message in received if isinstance(message, StepRecord)]
+    return [step.loss for step in steps_of(tiny(**changes))]
 
 
 def run(*words: str) -> list[float]:

@@ -133,9 +133,7 @@ def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: 
     class Refuting(MadeUpSearch):
         def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> Any:
             if "verification" in name and experiment.micro_batch_size == 4:
-                failed = Result(
-                    outcome=Outcome.OUT_OF_MEMORY, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0
-                )
+                failed = Result(outcome=Outcome.OUT_OF_MEMORY, seconds_total=1.0)
                 return failed, {}
             return super().run(name, folder, experiment, *rest)
 

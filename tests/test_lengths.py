@@ -13,11 +13,11 @@ from conftest import TINY, pairs, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from test_prediction import CPU
+from trainings import check_same, loop_of, steps_and_peak
 
 from pipeline.base.contracts import Batch, Sequences
-from pipeline.base.results import MemoryUse, Outcome, Result, StepRecord
+from pipeline.base.results import Outcome, Result, StepRecord
 from pipeline.base.units import MIB
-from pipeline.config.experiment import Experiment
 from pipeline.config.given import merged, nested
 from pipeline.data._support.sequences import (
     IGNORED_LABEL,
@@ -33,9 +33,8 @@ from pipeline.prediction.predict import predict
 from pipeline.report.comparable import incomparable
 from pipeline.runtime.run import execute, measured_summary
 from pipeline.searching.experiment_problem import make_experiment_problem
-from pipeline.training.loop import Loop, Message, rows_of_step, train
+from pipeline.training.loop import rows_of_step
 from pipeline.training.metrics import Row, step_metrics, summarize
-from pipeline.training.step import build_step
 from pipeline.training.typical_step import typical_step
 
 LENGTH = 24
@@ -102,16 +101,6 @@ def test_grouping_never_adds_padding_and_a_whole_batch_is_as_long_as_the_longest
     assert fixed.batch([0])["labels"].shape[1] == LENGTH
 
 
-def run(experiment: Experiment) -> tuple[list[StepRecord], int]:
-    """Train in this process; return the optimizer steps and the peak."""
-    messages: list[Message] = []
-    gc.collect()  # what an earlier test left must not be freed while the meter counts
-    train(experiment, experiment.prepare(), messages.append)
-    peak = [message for message in messages if isinstance(message, MemoryUse)][-1].peak_allocated_bytes
-    assert peak is not None
-    return [message for message in messages if isinstance(message, StepRecord)], peak
-
-
 @pytest.fixture
 def documents(short_documents: Path) -> dict[str, Any]:
     """Give the settings of a corpus whose longest document is shorter than a sequence may be."""
@@ -127,14 +116,13 @@ def test_losses_are_those_of_padding_to_the_sequence_length(
     model: str, more: dict[str, Any], documents: dict[str, Any]
 ) -> None:
     shared = {**documents, **more, "model": model, "num_steps": 4}
-    wanted, _ = run(tiny(**shared, sequences="fixed_length", micro_batch_size=8))
+    wanted, _ = steps_and_peak(tiny(**shared, sequences="fixed_length", micro_batch_size=8))
     for sequences, size, num_passes in (("padded", 8, 1), ("grouped", 2, 4)):
-        steps, _ = run(tiny(**shared, sequences=sequences, micro_batch_size=size, accumulation_steps=num_passes))
-        for one, same in zip(wanted, steps, strict=True):
-            assert same.loss == pytest.approx(one.loss, rel=1e-5)
-            assert same.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
-            assert same.tokens == one.tokens
-            assert same.positions < one.positions
+        steps, _ = steps_and_peak(
+            tiny(**shared, sequences=sequences, micro_batch_size=size, accumulation_steps=num_passes)
+        )
+        check_same(steps, wanted)
+        assert all(same.positions < one.positions for one, same in zip(wanted, steps, strict=True))
 
 
 @pytest.mark.matrix(2)
@@ -156,7 +144,7 @@ def test_the_predicted_peak_is_the_measured_one(
 ) -> None:
     own = {"model": model, "sequences": sequences, "micro_batch_size": 2, "accumulation_steps": 3, "eval_steps": 0}
     experiment = tiny(**documents, **own, **more)
-    steps, peak = run(experiment)
+    steps, peak = steps_and_peak(experiment)
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(peak, rel=1e-4)
     train_data = experiment.prepare().train
     assert isinstance(train_data, DynamicallyPaddedSequences)
@@ -172,10 +160,8 @@ def test_no_step_of_an_epoch_needs_more_than_the_first_two(
     """A new meter for each part of the run: each counts from the memory that the part begins with."""
     cut = {"sequences": sequences, "micro_batch_size": 2, "accumulation_steps": 2}
     experiment = tiny(**documents, **cut, attention=attention)
-    prepared = experiment.prepare()
-    num_steps = len(prepared.train) // experiment.effective_batch_size
-    step = build_step(experiment, prepared)
-    loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), lambda record: None)
+    num_steps = len(experiment.prepare().train) // experiment.effective_batch_size
+    _, loop = loop_of(experiment)
     peaks = []
     for part in (1, 1, num_steps - WATCHED_STEPS):
         gc.collect()
@@ -188,7 +174,7 @@ def test_no_step_of_an_epoch_needs_more_than_the_first_two(
 
 def test_the_share_of_padding_is_that_of_the_typical_steps(documents: dict[str, Any]) -> None:
     experiment = tiny(**documents, sequences="padded", micro_batch_size=2, accumulation_steps=2)
-    steps, _ = run(experiment)
+    steps, _ = steps_and_peak(experiment)
     metrics, typical = summarize(finished(steps), 4, timing_warmup_steps=3, tokens_per_position=0.8), steps[3:]
     num_tokens, num_positions = sum(one.tokens for one in typical), sum(one.positions for one in typical)
     assert metrics["padding_percent"] == pytest.approx(100 * (1 - num_tokens / num_positions))
@@ -206,7 +192,7 @@ def test_the_speed_of_a_trial_does_not_depend_on_the_lengths_of_its_steps(
 ) -> None:
     cut = {"sequences": sequences, "micro_batch_size": size, "accumulation_steps": 4 // size, "num_steps": 8}
     experiment = tiny(**{**documents, **cut})
-    steps, _ = run(experiment)
+    steps, _ = steps_and_peak(experiment)
     timed = [replace(one, seconds=one.positions / 1000) for one in steps]
     assert len({one.seconds for one in timed}) > 2
     speeds = [measured_summary(experiment, finished(timed[:num])).metrics["tokens_per_second"] for num in (5, 6, 8)]
@@ -215,21 +201,21 @@ def test_the_speed_of_a_trial_does_not_depend_on_the_lengths_of_its_steps(
 
 
 def test_packed_sequences_have_no_metrics_of_padding() -> None:
-    steps, _ = run(tiny())
+    steps, _ = steps_and_peak(tiny())
     metrics = {*summarize(finished(steps), 8, timing_warmup_steps=3), *step_metrics(steps[0])}
     assert "tokens_seen" in metrics and not {"padding_percent", "tokens_processed"} & metrics
 
 
 def finished(steps: list[StepRecord]) -> Result:
     """Return the result of a run that took these steps."""
-    return Result(outcome=Outcome.OK, detail=None, steps=tuple(steps), memory=None, finished=None, seconds_total=1.0)
+    return Result(outcome=Outcome.OK, steps=tuple(steps), seconds_total=1.0)
 
 
 @pytest.mark.parametrize("sequences", ["fixed_length", "padded", "grouped"])
 def test_the_typical_step_is_the_mean_of_those_that_are_taken(sequences: str, documents: dict[str, Any]) -> None:
     experiment = tiny(**documents, sequences=sequences, micro_batch_size=2, accumulation_steps=4)
     prepared = experiment.prepare()
-    steps, _ = run(experiment)
+    steps, _ = steps_and_peak(experiment)
     typical = typical_step(experiment, prepared)
     taken = steps[WATCHED_STEPS:]
     assert typical.share == pytest.approx(np.mean([one.positions for one in taken]) / steps[0].positions)
@@ -257,7 +243,7 @@ def test_the_work_of_a_typical_step_is_less(documents: dict[str, Any]) -> None:
 def test_a_loss_in_chunks_counts_the_tokens_of_the_longest_micro_batch(documents: dict[str, Any]) -> None:
     """Sequences may be of 200 tokens, and none is: the number of chunks follows from what there is."""
     experiment = tiny(**documents, sequences="padded", loss_kernel="chunked", loss_chunk_tokens=256, micro_batch_size=4)
-    _, peak = run(experiment)
+    _, peak = steps_and_peak(experiment)
     for size in (2, 4, 8):
         predict(tiny(**documents, sequences="padded", loss_kernel="chunked", micro_batch_size=size), CPU)
     assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(peak, rel=1e-4)

@@ -12,17 +12,18 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 import yaml
-from conftest import tiny, with_corpus_of
+from conftest import CPU, tiny, with_corpus_of
 from levers import BESIDE_ANOTHER, LEVERS, ON_CPU, ON_CUDA, Lever, each, needs_package
 from test_export import executed
-from test_prediction import CPU, measured
+from trainings import check_peak, check_peak_on_card, losses, nobody
 
-from pipeline.base.results import StepRecord
 from pipeline.base.technique import Mathematics
+from pipeline.config.configurations import why_refused
+from pipeline.config.entry_points import yaml_file
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.config.settings import TECHNIQUES
+from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files
-from pipeline.prediction.predict import predict
 from pipeline.training.loop import Loop
 from pipeline.training.step import backpropagate, build_step
 
@@ -67,18 +68,6 @@ def pair(lever: Lever, model: str, **shared: Any) -> tuple[Experiment, Experimen
     return tiny(**plain), tiny(**{**plain, **lever.settings})
 
 
-def losses(experiment: Experiment, num_steps: int = 10) -> list[float]:
-    """Return the losses of the first optimizer steps."""
-    records: list[StepRecord] = []
-    prepared = experiment.prepare()
-    torch.manual_seed(experiment.settings.seed)
-    step = build_step(experiment, prepared)
-    with step.run_context():
-        loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
-        loop.advance(num_steps)
-    return [record.loss for record in records]
-
-
 def gradients(experiment: Experiment) -> dict[str, torch.Tensor]:
     """Return the gradient of the first window by the parameter's name, wherever the step uses or frees it."""
     prepared = experiment.prepare()
@@ -93,7 +82,7 @@ def gradients(experiment: Experiment) -> dict[str, torch.Tensor]:
 
         parameter.register_post_accumulate_grad_hook(keep)
     with step.run_context():
-        window = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), print).window(0)
+        window = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), nobody).window(0)
         backpropagate(step, window.batches, window.num_targets)
     assert set(found) == {name for name, _ in step.trainable.module.named_parameters()}
     return found
@@ -131,6 +120,18 @@ def test_a_row_changes_its_technique_alone_and_has_its_tolerance(lever: Lever) -
     assert type(active) is TECHNIQUES[lever.technique]
     assert (active.mathematics is not Mathematics.DIFFERENT) == lever.same_training
     assert lever.tolerance is None or active.mathematics is Mathematics.ROUNDING
+
+
+@each(lever for lever in ON_CPU if not lever.same_training)
+def test_another_training_is_searched_only_if_it_is_asked_for(lever: Lever) -> None:
+    plain, changed = pair(lever, lever.models[0])
+    names = lever.settings.keys()
+    assert not names & read_yaml(yaml_file("search"))["space"].keys()
+    reason = why_refused(changed, dict(lever.settings), CPU, Mathematics.ROUNDING)
+    assert reason is not None and "set mathematics=different to allow it" in reason
+    assert all(f"{name}={value}" in reason for name, value in lever.settings.items())
+    assert why_refused(changed, dict(lever.settings), CPU, Mathematics.DIFFERENT) is None
+    assert why_refused(plain, dict.fromkeys(names), CPU, Mathematics.EXACT) is None
 
 
 @pytest.mark.parametrize("model", ["gpt2-nano", "encoder_stack"])
@@ -187,8 +188,7 @@ def test_the_peak_on_a_cpu_is_predicted(lever: Lever) -> None:
     for model in lever.models:
         experiment = pair(lever, model, sequence_length=64, eval_steps=0, **DROPOUT)[1]
         in_float32 = (experiment.settings.precision, experiment.settings.weights) == ("fp32", "float32")
-        exact = pytest.approx(measured(experiment), rel=1e-4 if in_float32 else IN_16_BITS)
-        assert predict(experiment, CPU).peak_allocated_bytes == exact, model
+        check_peak(experiment, 1e-4 if in_float32 else IN_16_BITS)
 
 
 @pytest.mark.matrix(4)
@@ -196,10 +196,7 @@ def test_the_peak_on_a_cpu_is_predicted(lever: Lever) -> None:
 @each(lever for lever in ON_CUDA if lever.predicted)
 def test_the_peak_on_a_card_is_predicted(lever: Lever, card: Any) -> None:
     needs_package(lever)
-    settings = {**ON_CARD, **lever.plain, **lever.settings}
-    predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
-    assert real["outcome"] == "ok"
-    assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
+    check_peak_on_card(card, {**ON_CARD, **lever.plain, **lever.settings})
 
 
 @pytest.mark.matrix(4)

@@ -41,7 +41,7 @@ class FakeClock:
 def record(step: int) -> StepRecord:
     """Return an optimizer step of a made-up run."""
     made_up: dict[str, Any] = {"grad_norm": 1.0, "seconds": 0.1, "tokens": 8, "positions": 8, "learning_rate": 1e-3}
-    return StepRecord(step=step, loss=8.5, loss_scale=None, skipped=False, **made_up)
+    return StepRecord(step=step, loss=8.5, skipped=False, **made_up)
 
 
 def run(name: str, labels: Mapping[str, str]) -> Run:
@@ -53,14 +53,10 @@ def result() -> Result:
     """Return the result of a run of four steps."""
     memory = MemoryUse(
         peak_allocated_bytes=100 * MIB,
-        peak_reserved_bytes=None,
-        peak_device_bytes=None,
         peak_process_bytes=1000 * MIB,
-        allocation_retries=None,
-        phases=(),
     )
     steps = tuple(map(record, range(4)))
-    return Result(outcome=Outcome.OK, detail=None, steps=steps, memory=memory, finished=None, seconds_total=2.0)
+    return Result(outcome=Outcome.OK, steps=steps, memory=memory, seconds_total=2.0)
 
 
 def progress(console: Console, between_runs: Callable[[], None] = lambda: None) -> SearchProgress:

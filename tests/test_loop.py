@@ -65,7 +65,7 @@ class MadeUpSearch(Search):
 
     def run(self, name: str, folder: str, experiment: Experiment, *_: Any) -> tuple[Result, dict[str, float]]:
         self.names.append(name)
-        result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0)
+        result = Result(outcome=Outcome.OK, seconds_total=1.0)
         return result, {"tokens_per_second": self.speeds[experiment.micro_batch_size], "peak_allocated_mib": 1.0}
 
 
@@ -278,7 +278,7 @@ def test_a_worker_that_waits_proposes_only_after_a_trial_has_ended(
         taken.set()
         assert release.wait(60)
         metrics = {"tokens_per_second": 100.0, "peak_allocated_mib": 1.0}
-        result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0)
+        result = Result(outcome=Outcome.OK, seconds_total=1.0)
         return judge(result, metrics, 2**30)
 
     taken, release = threading.Event(), threading.Event()

@@ -63,7 +63,7 @@ class SleepingSearch(Search):
     ) -> tuple[Result, dict[str, float]]:
         variant = labels["variant"]
         time.sleep(self.seconds[variant])
-        result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0)
+        result = Result(outcome=Outcome.OK, seconds_total=1.0)
         return result, dict(self.metrics[variant])
 
 

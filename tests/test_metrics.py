@@ -32,16 +32,13 @@ def record(step: int, **changes: Any) -> StepRecord:
 def result(num_steps: int = 6, **changes: Any) -> Result:
     memory = MemoryUse(
         peak_allocated_bytes=10 * MIB,
-        peak_reserved_bytes=None,
-        peak_device_bytes=None,
         peak_process_bytes=500 * MIB,
-        allocation_retries=None,
         phases=(
             PhaseMemory(step=0, phase="load", allocated_bytes=MIB),
             PhaseMemory(step=1, phase="forward", allocated_bytes=9 * MIB),
         ),
     )
-    finished = Finished(eval_loss=7.5, gradient_underflow_percent=None, block_forwards_per_step=4)
+    finished = Finished(eval_loss=7.5, block_forwards_per_step=4)
     values: dict[str, Any] = {
         "outcome": Outcome.OK,
         "detail": None,
@@ -108,11 +105,7 @@ def test_memory_and_loss_are_compared_with_the_baseline() -> None:
         steps=tuple(record(i, loss=8.25 - i, seconds=1.0) for i in range(6)),
         memory=MemoryUse(
             peak_allocated_bytes=4 * MIB,
-            peak_reserved_bytes=None,
-            peak_device_bytes=None,
             peak_process_bytes=1,
-            allocation_retries=None,
-            phases=(),
         ),
     )
     base_metrics, metrics = summarize(base, 4, 2), summarize(half, 4, 2)

@@ -4,24 +4,20 @@ import re
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from conftest import pairs, tiny, with_corpus_of
-from test_prediction import CPU, measured
+from conftest import CPU, pairs, tiny, with_corpus_of
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adafactor, AdamW, Muon
+from trainings import SMALL_BATCH as ONE_SHORT_SEQUENCE
+from trainings import check_peak, check_peak_on_card, loop_of, losses, plainly_trained, trained
 
-from pipeline.base.contracts import Trainable
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.results import StepRecord
-from pipeline.base.technique import Mathematics, Stage
-from pipeline.config.configurations import why_refused
-from pipeline.config.entry_points import yaml_file
+from pipeline.base.technique import Stage
 from pipeline.config.experiment import Experiment
-from pipeline.config.variants import read_yaml
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.techniques._support.optimizers import (
@@ -30,7 +26,6 @@ from pipeline.techniques._support.optimizers import (
     muon_in_place_of,
     sgd_in_place_of,
 )
-from pipeline.training.loop import Loop, learning_rate, train
 from pipeline.training.step import build_step
 
 OTHERS = ("adamw_8bit", "adafactor", "sgd", "muon")
@@ -41,27 +36,8 @@ EMBEDDING = re.compile(r"\bw[tp]e\b")
 """The names of GPT-2's embeddings."""
 CUTS = {1: {"micro_batch_size": 8}, 4: {"micro_batch_size": 2, "accumulation_steps": 4}}
 """Settings by the number of micro-batches."""
-SMALL_BATCH: dict[str, Any] = {
-    "sequence_length": 8,
-    "micro_batch_size": 1,
-    "effective_batch_size": 1,
-    "vocabulary_size": 300,
-    "causal_lm__width": 96,
-    "encoder_stack__width": 96,
-    "eval_steps": 0,
-}
+SMALL_BATCH = {**ONE_SHORT_SEQUENCE, "vocabulary_size": 300, "causal_lm__width": 96, "encoder_stack__width": 96}
 """Parameters, gradients and optimizer state are most of the peak."""
-
-
-def trained(experiment: Experiment) -> tuple[Trainable, Loop]:
-    """Return the model after some optimizer steps, and the loop that has taken them."""
-    prepared = experiment.prepare()
-    torch.manual_seed(0)
-    step = build_step(experiment, prepared)
-    loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), lambda _: None)
-    with step.run_context():
-        loop.advance(NUM_STEPS)
-    return step.trainable, loop
 
 
 def matrices(module: nn.Module) -> set[str]:
@@ -100,24 +76,6 @@ def plain_adamw_8bit(module: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def plainly_trained(name: str, experiment: Experiment, loop: Loop) -> nn.Module:
-    """Return the model after as many steps in a loop of torch alone, on the same micro-batches."""
-    prepared = experiment.prepare()
-    torch.manual_seed(0)
-    trainable = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
-    optimizers = plain_optimizers(name, trainable.module)
-    for number in range(NUM_STEPS):
-        window = loop.window(number)
-        for batch in window.batches:
-            trainable.loss(trainable.module, batch, window.num_targets).backward()  # type: ignore[no-untyped-call]
-        clip_grad_norm_(trainable.module.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = learning_rate(number, experiment.settings, 8)
-            optimizer.step()
-            optimizer.zero_grad()
-    return trainable.module
-
-
 def distance(found: Iterable[Tensor], expected: Iterable[Tensor], before: Iterable[Tensor]) -> float:
     """Return the largest relative difference of a parameter's change."""
     triples = zip(found, expected, before, strict=True)
@@ -132,13 +90,13 @@ def test_updates_are_those_of_a_plain_loop(optimizer: str, num_micro_batches: in
     shared = {"learning_rate": 1e-2, **with_corpus_of(model), **CUTS[num_micro_batches]}
     experiment = tiny(optimizer=optimizer, **shared)
     assert experiment.settings.accumulation_steps == num_micro_batches  # type: ignore[attr-defined]
-    trainable, loop = trained(experiment)
-    plain = plainly_trained(optimizer, experiment, loop)
+    trainable, loop, _ = trained(experiment, NUM_STEPS)
+    plain, *_ = plainly_trained(experiment, loop, NUM_STEPS, optimizers=partial(plain_optimizers, optimizer))
     torch.manual_seed(0)
     before = experiment.model.build(experiment.settings.model, experiment.prepare().vocabulary_size).module
     parameters = [[p.detach() for p in module.parameters()] for module in (trainable.module, plain, before)]
     assert distance(*parameters) < 1e-5
-    with_adamw = trained(tiny(**shared))[0].module
+    with_adamw = trained(tiny(**shared), NUM_STEPS)[0].module
     least = 0.01 if optimizer == "adamw_8bit" else 0.1  # it rounds the state of AdamW
     assert distance([p.detach() for p in with_adamw.parameters()], *parameters[1:]) > least
 
@@ -192,7 +150,7 @@ def test_muon_without_matrices_is_refused() -> None:
 @pytest.mark.parametrize("optimizer", OTHERS)
 def test_an_update_in_the_backward_pass_is_the_same(optimizer: str) -> None:
     settings = {"optimizer": optimizer, "max_grad_norm": None, "micro_batch_size": 8}
-    late, early = (trained(tiny(**settings, optimizer_in_backward=value))[0].module for value in (False, True))
+    late, early = (trained(tiny(**settings, optimizer_in_backward=value), 5)[0].module for value in (False, True))
     for one, other in zip(late.parameters(), early.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -258,18 +216,13 @@ def test_loss_scaling_trains_with_it(optimizer: str) -> None:
 
     settings = {"optimizer": optimizer, "micro_batch_size": 2, "learning_rate": 1e-2}
     scaled, plain = (
-        weights(trained(tiny(**settings, **more))[0].module)
+        weights(trained(tiny(**settings, **more), NUM_STEPS)[0].module)
         for more in ({"precision": "fp16", "initial_loss_scale": 1024.0}, {})
     )
-    experiment = tiny(**settings)
-    torch.manual_seed(0)
-    untrained = weights(build_step(experiment, experiment.prepare()).trainable.module)
+    untrained = weights(loop_of(tiny(**settings))[0].trainable.module)
     assert float((scaled - plain).norm() / (plain - untrained).norm()) < 0.05
     records: list[Any] = []
-    experiment = tiny(**settings, precision="fp16", initial_loss_scale=2.0**120)
-    prepared = experiment.prepare()
-    step = build_step(experiment, prepared)
-    loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
+    step, loop = loop_of(tiny(**settings, precision="fp16", initial_loss_scale=2.0**120), records.append)
     before = [part.detach().clone() for part in step.trainable.module.parameters()]
     loop.advance(1)
     assert records[0].skipped
@@ -279,7 +232,7 @@ def test_loss_scaling_trains_with_it(optimizer: str) -> None:
 
 def states(experiment: Experiment) -> dict[str, set[torch.dtype]]:
     """Return the types of the moments of each parameter after some optimizer steps, by its name."""
-    trainable, loop = trained(experiment)
+    trainable, loop, _ = trained(experiment, NUM_STEPS)
     names = {parameter: name for name, parameter in trainable.module.named_parameters()}
     kept = loop.optimizer.state.items()
     return {names[part]: {value[name].dtype for name in ("state1", "state2")} for part, value in kept}
@@ -302,14 +255,10 @@ def test_the_state_of_8_bits_is_that_of_large_parameters(embeddings: str, more: 
 
 def test_losses_do_not_depend_on_the_cut_of_the_batch() -> None:
     """Quantized states round alike."""
-    losses = []
-    for cut in CUTS.values():
-        experiment = tiny(optimizer="adamw_8bit", learning_rate=1e-3, num_steps=30, **cut)
-        received: list[Any] = []
-        train(experiment, experiment.prepare(), received.append)
-        losses.append([one.loss for one in received if isinstance(one, StepRecord)])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[0][-1] < losses[0][0] - 0.3
+    settings = {"optimizer": "adamw_8bit", "learning_rate": 1e-3, "num_steps": 30}
+    whole, cut = (losses(tiny(**settings, **each), 30) for each in CUTS.values())
+    assert whole == pytest.approx(cut, rel=1e-5)
+    assert whole[-1] < whole[0] - 0.3
 
 
 @pytest.mark.slow
@@ -351,18 +300,14 @@ def test_what_8_bit_adamw_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("optimizer", OTHERS)
 def test_its_peak_is_predicted_where_the_state_is_most_of_it(optimizer: str, model: str, more: dict[str, Any]) -> None:
     shared = {**SMALL_BATCH, **with_corpus_of(model), "max_grad_norm": None, **more}
-    experiment = tiny(optimizer=optimizer, **shared)
-    peak = measured(experiment)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(peak, rel=LARGEST_ERRORS.get(optimizer, 1e-4))
+    peak = check_peak(tiny(optimizer=optimizer, **shared), LARGEST_ERRORS.get(optimizer, 1e-4))
     assert peak < 0.9 * predict(tiny(**shared), CPU).peak_allocated_bytes
 
 
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("optimizer", OTHERS)
 def test_its_peak_is_predicted_with_loss_scaling(optimizer: str) -> None:
-    experiment = tiny(**SMALL_BATCH, optimizer=optimizer, precision="fp16")
-    error = LARGEST_ERRORS.get(optimizer, 1e-4)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=error)
+    check_peak(tiny(**SMALL_BATCH, optimizer=optimizer, precision="fp16"), LARGEST_ERRORS.get(optimizer, 1e-4))
 
 
 @pytest.mark.matrix(2)
@@ -375,9 +320,7 @@ def test_its_peak_on_a_card_is_predicted_where_the_state_is_most_of_it(
     model = {"model": "gpt2-nano", "causal_lm.num_layers": 4, "causal_lm.width": 256, "causal_lm.num_heads": 4}
     batch = {"sequence_length": 16, "micro_batch_size": 1, "effective_batch_size": 1, "max_grad_norm": None}
     settings = {**model, **batch, "vocabulary_size": 4096, "optimizer": optimizer, **more}
-    predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
-    assert real["outcome"] == "ok"
-    assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
+    check_peak_on_card(card, settings)
 
 
 @pytest.mark.parametrize(
@@ -405,12 +348,3 @@ def test_a_combination_without_a_meaning_is_refused(changes: dict[str, Any], mes
 def test_values_out_of_range_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(changes))):
         tiny(**changes)
-
-
-def test_a_space_has_it_only_if_another_training_is_asked_for() -> None:
-    assert "optimizer" not in read_yaml(yaml_file("search"))["space"]
-    experiment = tiny(optimizer="sgd")
-    reason = why_refused(experiment, {"optimizer": "sgd"}, CPU, Mathematics.ROUNDING)
-    assert reason is not None and "optimizer=sgd" in reason and "set mathematics=different to allow it" in reason
-    assert why_refused(experiment, {"optimizer": "sgd"}, CPU, Mathematics.DIFFERENT) is None
-    assert why_refused(tiny(), {"optimizer": "adamw"}, CPU, Mathematics.EXACT) is None

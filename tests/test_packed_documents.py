@@ -11,7 +11,8 @@ from conftest import pairs, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from test_lengths import LENGTH, stores
-from test_prediction import CPU, measured
+from test_prediction import CPU
+from trainings import check_peak
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.experiment import Experiment
@@ -112,10 +113,8 @@ def test_joined_documents_have_another_loss() -> None:
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize(("model", "settings"), pairs(MODELS, TECHNIQUES))
 def test_the_predicted_peak_is_the_measured_one(model: str, settings: dict[str, Any]) -> None:
-    experiment = tiny(
-        **CONVERSATIONS, model=model, sequences="packed_documents", micro_batch_size=4, eval_steps=0, **settings
-    )
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+    shared = {**CONVERSATIONS, "sequences": "packed_documents", "micro_batch_size": 4, "eval_steps": 0}
+    check_peak(tiny(**shared, model=model, **settings))
 
 
 def test_the_mask_takes_memory_that_is_predicted() -> None:

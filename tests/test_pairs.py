@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import DIVISIBLE, tiny
-from test_levers import losses
-from test_prediction import CPU, measured
+from conftest import CPU, DIVISIBLE, tiny
 from torch import Tensor, nn
+from trainings import check_peak, losses
 
 from pipeline.base.contracts import Batch
 from pipeline.base.errors import InvalidInputError
@@ -158,8 +157,7 @@ def test_the_answers_that_differ_are_targets(shape: str, tmp_path: Path) -> None
 def test_its_peak_is_predicted(task: str, more: dict[str, Any], tmp_path: Path) -> None:
     settings = {**pairs(tmp_path), "task": task, "micro_batch_size": 4, "eval_steps": 0, **more}
     settings = {name: value for name, value in settings.items() if name != "chat__path" or settings["corpus"] == "chat"}
-    experiment = tiny(**settings, accumulation_steps=2)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+    check_peak(tiny(**settings, accumulation_steps=2))
 
 
 def test_a_model_without_a_reference_needs_less(tmp_path: Path) -> None:

@@ -8,20 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import pairs, tiny
-from test_adapter import CUTS, LORA, NUM_STEPS, SMALL_BATCH, plainly_trained, trained
+from conftest import CPU, pairs, tiny
+from test_adapter import LORA, adapters_alone_are_trained
 from test_export import run_framework
 from test_export_axolotl import exported
-from test_levers import losses
-from test_prediction import CPU, measured
 from torch import nn
+from trainings import SMALL_BATCH, check_cuts, check_peak, check_peak_on_card, loop_of, losses, plainly_trained, trained
 
 from pipeline.export.write import export_files, write_files
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
 from pipeline.techniques._support.lora import linear_layers
-from pipeline.training.loop import Loop
-from pipeline.training.step import backpropagate, build_step
 
 QLORA: dict[str, Any] = {**LORA, "adapter": "qlora"}
 BFLOAT16_REST = {"weights": "bfloat16", "qlora_float32_rest": False}
@@ -69,7 +66,7 @@ def plain_model(settings: Any, module: nn.Module) -> Any:
 def test_losses_are_those_of_a_plain_loop_with_peft_and_bitsandbytes(model: str, more: dict[str, Any]) -> None:
     experiment = tiny(**QLORA, **more, model=model, micro_batch_size=2, accumulation_steps=4)
     _, loop, records = trained(experiment)
-    expected, norms = plainly_trained(experiment, loop, partial(plain_model, experiment.settings))
+    _, expected, norms = plainly_trained(experiment, loop, 10, partial(plain_model, experiment.settings))
     assert [record.loss for record in records] == pytest.approx(expected, rel=1e-5)
     assert [record.grad_norm for record in records] == pytest.approx(norms, rel=1e-4)
     whole = losses(tiny(**LORA, weights=more.get("weights", "float32"), model=model))
@@ -79,9 +76,7 @@ def test_losses_are_those_of_a_plain_loop_with_peft_and_bitsandbytes(model: str,
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_do_not_depend_on_the_micro_batch_size(model: str) -> None:
-    whole, *others = [losses(tiny(**QLORA, model=model, micro_batch_size=m, accumulation_steps=n)) for m, n in CUTS]
-    for other in others:
-        assert other == pytest.approx(whole, rel=1e-5)
+    check_cuts(**QLORA, model=model)
 
 
 @pytest.mark.matrix(2)
@@ -99,46 +94,28 @@ def test_checkpointed_layers_train_the_same(model: str, checkpointing: str) -> N
 @pytest.mark.parametrize("model", MODELS)
 def test_all_linear_layers_have_4_bits_and_adapters_alone_are_trained(model: str, more: dict[str, Any]) -> None:
     experiment = tiny(**QLORA, model=model, **more)
-    prepared = experiment.prepare()
-    torch.manual_seed(0)
-    step = build_step(experiment, prepared)
-    module = step.trainable.module
-    before = {name: part.detach().clone() for name, part in module.named_parameters()}
-    optimizer = step.make_optimizer(module)
-    loop = Loop(experiment, prepared.train, step, optimizer, lambda _: None)
-    loop.advance(3)
-    window = loop.window(3)
-    backpropagate(step, window.batches, window.num_targets)
-    names = {part: name for name, part in module.named_parameters()}
-    adapters = {name for name in before if "lora_" in name}
-    assert adapters and {names[part] for group in optimizer.param_groups for part in group["params"]} == adapters
-    assert {names[part] for part in optimizer.state} == adapters
-    for name, part in module.named_parameters():
-        assert (part.grad is not None) == (name in adapters)
-        assert torch.equal(part, before[name]) == (name not in adapters)
-    whole = experiment.model.build(model, prepared.vocabulary_size)
-    for layer, own in zip(step.trainable.layers, whole.layers, strict=True):
+    trainable = adapters_alone_are_trained(experiment)
+    whole = experiment.model.build(model, experiment.prepare().vocabulary_size)
+    for layer, own in zip(trainable.layers, whole.layers, strict=True):
         for name, linear in linear_layers(own).items():
             found: Any = layer.get_submodule(name)
             weight = getattr(found, "base_layer", found).weight
             assert weight.dtype == torch.uint8 and weight.numel() == linear.weight.numel() // 2  # type: ignore[union-attr, operator]
-    rest = {part.dtype for name, part in before.items() if "norm" in name or "ln_" in name or "embed" in name}
+    named = trainable.module.named_parameters()
+    rest = {part.dtype for name, part in named if "norm" in name or "ln_" in name or "embed" in name}
     assert rest == {torch.bfloat16 if more == BFLOAT16_REST else torch.float32} or model == "gpt2-nano"
 
 
 def test_it_can_be_trained_after_an_evaluation() -> None:
     """On a CPU with AVX512-BF16 bitsandbytes would repack the weights for inference, and they could not be trained."""
     records = trained(tiny(**QLORA, eval_steps=1))[2]
-    experiment = tiny(**QLORA)
-    prepared = experiment.prepare()
-    torch.manual_seed(0)
-    step = build_step(experiment, prepared)
+    again: list[Any] = []
+    step, loop = loop_of(tiny(**QLORA), again.append)
     step.trainable.module.eval()
     with torch.no_grad():
-        step.trainable.loss(step.trainable.module, prepared.train.batch([0]), 1)
+        step.trainable.loss(step.trainable.module, loop.window(0).batches[0], 1)
     step.trainable.module.train()
-    again: list[Any] = []
-    Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), again.append).advance(NUM_STEPS)
+    loop.advance(10)
     assert [record.loss for record in again] == [record.loss for record in records]
 
 
@@ -165,16 +142,14 @@ def test_its_peak_is_predicted(model: str, others: dict[str, Any]) -> None:
     """With few tokens it is reached where the weights are quantized, otherwise in the training."""
     wide = {"model": model, "vocabulary_size": 300, "causal_lm__width": 96, "eval_steps": 0}
     for batch in (SMALL_BATCH, {"micro_batch_size": 8, "accumulation_steps": 1, "sequence_length": 128}):
-        experiment = tiny(**{**wide, **batch, "adapter": "qlora", **others})
-        assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+        check_peak(tiny(**{**wide, **batch, "adapter": "qlora", **others}))
 
 
 @pytest.mark.matrix(1)
 @pytest.mark.parametrize("others", [{"loss_kernel": "chunked"}, {"attention": "eager"}, {"optimizer": "sgd"}], ids=str)
 def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None:
     shared: dict[str, Any] = {"sequence_length": 64, "eval_steps": 0, "adapter_dropout": 0.1, "causal_lm__dropout": 0.1}
-    experiment = tiny(adapter="qlora", **shared, **others)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+    check_peak(tiny(adapter="qlora", **shared, **others))
 
 
 @pytest.mark.gpu
@@ -188,10 +163,7 @@ def test_its_peak_on_a_card_is_predicted(others: dict[str, Any], model: str, car
         settings = {**shape, "vocabulary_size": 4096, "sequence_length": 64, **batch, "adapter": "qlora", **others}
         if others.get("optimizer_in_backward"):
             settings |= {"accumulation_steps": 1}
-        predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
-        assert real["outcome"] == "ok"
-        assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
-        assert predicted["predicted_reserved_bytes"] == pytest.approx(real["measured_reserved_bytes"], rel=0.03)
+        check_peak_on_card(card, settings, error_of_reserved=0.03)
 
 
 def test_a_card_never_holds_the_whole_model() -> None:

@@ -7,11 +7,8 @@ import pytest
 import torch
 from conftest import no_synchronization, tiny, with_corpus_of
 from levers import ON_CUDA, Lever, each, needs_package
+from trainings import loop_of
 from transformers import masking_utils
-
-from pipeline.base.results import StepRecord
-from pipeline.training.loop import Loop
-from pipeline.training.step import build_step
 
 TOGETHER = [
     {"precision": precision, "checkpointing": "every_layer", "micro_batch_size": 2, "accumulation_steps": 2}
@@ -49,12 +46,9 @@ def run_without_waiting(settings: dict[str, Any]) -> None:
 
     On a model of our own, or without the one question that transformers' mask code asks the device in a forward pass.
     """
-    experiment = tiny(device="cuda", num_steps=8, **settings)
-    prepared = experiment.prepare()
-    step = build_step(experiment, prepared)
-    records: list[StepRecord] = []
+    records: list[Any] = []
+    step, loop = loop_of(tiny(device="cuda", num_steps=8, **settings), records.append)
     with step.run_context():
-        loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), records.append)
         loop.advance(2)
         with no_synchronization():
             loop.advance(6)

@@ -7,9 +7,8 @@ import pytest
 import torch
 import transformers
 from conftest import tiny
-from test_levers import losses
-from test_prediction import CPU, measured
 from torch.nn.utils import clip_grad_norm_
+from trainings import check_peak, loop_of, losses
 
 from pipeline.base.errors import InvalidInputError
 from pipeline.config.settings import TASKS
@@ -17,9 +16,7 @@ from pipeline.data._support.sequences import IGNORED_LABEL
 from pipeline.export.write import export_files
 from pipeline.jobs.notes import document_lengths, left_out
 from pipeline.models._support.tasks import CLASSES, OF_PAIRS
-from pipeline.prediction.predict import predict
-from pipeline.training.loop import Loop, learning_rate
-from pipeline.training.step import build_step
+from pipeline.training.loop import learning_rate
 from pipeline.training.typical_step import typical_step
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -113,11 +110,9 @@ def test_losses_are_those_of_a_plain_loop_with_the_models_own_loss(task: str, tm
     shared: dict[str, Any] = {"model": folder_of(tmp_path, values), **more}
     experiment = tiny(**shared, micro_batch_size=8, accumulation_steps=1)
     assert experiment.family == task
-    prepared = experiment.prepare()
-    step = build_step(experiment, prepared)
-    loop = Loop(experiment, prepared.train, step, step.make_optimizer(step.trainable.module), lambda _: None)
+    _, loop = loop_of(experiment)
     torch.manual_seed(0)
-    plain = experiment.model.build(experiment.settings.model, prepared.vocabulary_size).module
+    plain = experiment.model.build(experiment.settings.model, experiment.prepare().vocabulary_size).module
     optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.01, fused=True)
     expected = []
     for number in range(3):
@@ -143,15 +138,13 @@ def test_its_peak_is_predicted(task: str, tmp_path: Path, short_documents: Path)
     values, more = CASES[task]
     if "sequences" in more:  # some padding in every micro-batch: a mask is predicted, which one without does not have
         more = {**more, "corpus": "text_files", "text_files__path": str(short_documents)}
-    experiment = tiny(model=folder_of(tmp_path, values), eval_steps=0, micro_batch_size=4, **more)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+    check_peak(tiny(model=folder_of(tmp_path, values), eval_steps=0, micro_batch_size=4, **more))
 
 
 def test_masks_that_a_model_makes_itself_hide_nothing_in_a_prediction(tmp_path: Path) -> None:
     bart = {key: value for key, value in WHISPER.items() if "source" not in key} | {"model_type": "bart"}
     bart |= {"max_position_embeddings": 64, "attention_dropout": 0.0}
-    experiment = tiny(model=folder_of(tmp_path, bart), eval_steps=0, micro_batch_size=4)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=1e-4)
+    check_peak(tiny(model=folder_of(tmp_path, bart), eval_steps=0, micro_batch_size=4))
 
 
 @pytest.mark.matrix(3)

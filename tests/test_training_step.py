@@ -15,8 +15,8 @@ from conftest import tiny, with_corpus_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
+from trainings import check_cuts, loop_of, steps_of
 
-from pipeline.base.contracts import split
 from pipeline.base.results import Finished, MemoryUse, StepRecord
 from pipeline.config.experiment import Experiment
 from pipeline.config.settings import MODELS
@@ -32,19 +32,6 @@ from pipeline.training.step import (
     optimizer_step,
 )
 
-CUTS = [(8, 1), (4, 2), (2, 4), (1, 8)]
-
-
-def run(experiment: Experiment) -> list[StepRecord]:
-    """Train in this process and return the optimizer steps."""
-    messages: list[Message] = []
-    train(experiment, experiment.prepare(), messages.append)
-    return [message for message in messages if isinstance(message, StepRecord)]
-
-
-def losses(experiment: Experiment) -> list[float]:
-    return [record.loss for record in run(experiment)]
-
 
 @pytest.mark.quick
 @pytest.mark.matrix(2)
@@ -54,14 +41,7 @@ def test_losses_and_norms_do_not_depend_on_the_micro_batch_size(
     sequences: str, model: str, short_documents: Path
 ) -> None:
     text = {"corpus": "text_files", "text_files__path": short_documents}
-    settings = {**text, **with_corpus_of(model), "sequences": sequences, "num_steps": 10}
-    whole, *others = [run(tiny(**settings, micro_batch_size=micro, accumulation_steps=n)) for micro, n in CUTS]
-    assert len(whole) == 10
-    for other in others:
-        for one, same in zip(whole, other, strict=True):
-            assert same.loss == pytest.approx(one.loss, rel=1e-5)
-            assert same.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
-            assert same.tokens == one.tokens
+    check_cuts(**{**text, **with_corpus_of(model), "sequences": sequences})
 
 
 def test_padded_micro_batches_have_different_numbers_of_targets(short_documents: Path) -> None:
@@ -95,12 +75,8 @@ def test_checkpointing_recomputes_the_blocks_of_its_policy(model: str, policy: s
 
 
 def step_and_window(experiment: Experiment) -> tuple[Any, Window]:
-    prepared = experiment.prepare()
-    torch.manual_seed(0)
-    step = build_step(experiment, prepared)
-    batch = prepared.train.batch(rows_of_step(len(prepared.train), 0, experiment.effective_batch_size, 0))
-    counts = (*prepared.train.count(batch), prepared.train.num_positions(batch))
-    return step, Window(split(batch, experiment.effective_batch_size, step.micro_batch_size), *counts)
+    step, loop = loop_of(experiment)
+    return step, loop.window(0)
 
 
 def test_contexts_of_several_techniques_are_all_entered() -> None:
@@ -154,7 +130,7 @@ def test_the_old_name_of_checkpointing_in_transformers_does_the_same(monkeypatch
 
     if not hasattr(PreTrainedModel, "activation_checkpointing_enable"):
         pytest.skip("this transformers has the old name alone")
-    new = run(tiny(checkpointing="every_2_layers", causal_lm__num_layers=4))
+    new = steps_of(tiny(checkpointing="every_2_layers", causal_lm__num_layers=4))
 
     def enable(module: PreTrainedModel, gradient_checkpointing_kwargs: dict[str, Any]) -> None:
         module._set_gradient_checkpointing(True, partial(checkpoint, **gradient_checkpointing_kwargs))
@@ -184,11 +160,11 @@ def test_gradients_are_clipped_and_their_norm_before_that_is_returned() -> None:
 
 def test_an_infinite_loss_ends_the_run_with_its_step() -> None:
     with pytest.raises(DivergedError, match="optimizer step 1 is nan"):
-        run(tiny(learning_rate=1e30))
+        steps_of(tiny(learning_rate=1e30))
 
 
 def test_fp16_steps_that_overflow_are_skipped_and_recorded() -> None:
-    records = run(tiny(precision="fp16", initial_loss_scale=2.0**40, num_steps=30))
+    records = steps_of(tiny(precision="fp16", initial_loss_scale=2.0**40, num_steps=30))
     skipped = [record for record in records if record.skipped]
     assert skipped and not records[-1].skipped
     assert len(records) == 30

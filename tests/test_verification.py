@@ -49,13 +49,7 @@ def rows_of(trials: Mapping[int, float]) -> list[Trial]:
 def run_of(choice: Mapping[str, Any], role: str, result: Result, metrics: dict[str, float]) -> VerificationRun:
     outcome = result.outcome
     trial = Trial(
-        number=0,
-        source=role,
-        choice=dict(choice),
-        outcome=outcome.value,
-        detail=None,
-        fits=outcome is Outcome.OK,
-        metrics=metrics,
+        number=0, source=role, choice=dict(choice), outcome=outcome.value, fits=outcome is Outcome.OK, metrics=metrics
     )
     return VerificationRun(trial, result)
 
@@ -72,7 +66,7 @@ def verified(
         seen = again[size]
         outcome = seen if isinstance(seen, Outcome) else Outcome.OK
         metrics = {} if isinstance(seen, Outcome) else {"tokens_per_second": seen}
-        result = Result(outcome=outcome, detail=None, steps=(), memory=None, finished=None, seconds_total=2.0)
+        result = Result(outcome=outcome, seconds_total=2.0)
         return run_of(choice, role, result, metrics)
 
     done = verify(plan, rows_of(trials), lambda _: choice_of(1), measure)
@@ -128,7 +122,7 @@ def test_what_an_earlier_verification_refuted_is_not_trained_again(plan: Experim
 
     def measure(choice: Mapping[str, Any], role: str) -> VerificationRun:
         ran.append((choice["micro_batch_size"], role))
-        result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=2.0)
+        result = Result(outcome=Outcome.OK, seconds_total=2.0)
         return run_of(choice, role, result, {"tokens_per_second": 80.0})
 
     done = verify(plan, runs, lambda _: choice_of(1), measure)
@@ -237,13 +231,12 @@ def trained(num_steps: int, away: float = 0.0) -> Result:
             tokens=1,
             positions=1,
             learning_rate=1.0,
-            loss_scale=None,
             skipped=False,
             reserved_bytes=(10 + number) * MIB,
         )
         for number in range(num_steps)
     )
-    return Result(outcome=Outcome.OK, detail=None, steps=steps, memory=None, finished=None, seconds_total=2.0)
+    return Result(outcome=Outcome.OK, steps=steps, seconds_total=2.0)
 
 
 def test_a_longer_run_of_the_answer_is_compared_over_the_steps_of_the_plain_one(plan: ExperimentProblem) -> None:

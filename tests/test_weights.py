@@ -6,29 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, pairs, tiny, with_corpus_of
-from test_prediction import CPU, measured
-from torch.nn.utils import clip_grad_norm_
-from torch.optim import AdamW
+from conftest import CPU, pairs, tiny, with_corpus_of
+from torch import nn
+from trainings import SMALL_BATCH, check_peak, check_peak_on_card, loop_of, plainly_trained, trained
 
-from pipeline.base.results import StepRecord
-from pipeline.base.technique import Mathematics
-from pipeline.config.configurations import why_refused
-from pipeline.config.entry_points import yaml_file
 from pipeline.config.settings import TECHNIQUES
-from pipeline.config.variants import read_yaml
 from pipeline.export.write import export_files
 from pipeline.prediction.cards import find_hardware
 from pipeline.prediction.predict import predict
-from pipeline.searching.experiment_problem import make_experiment_problem
-from pipeline.training.loop import Loop, learning_rate
-from pipeline.training.step import build_step, ranks_of, with_parameters
+from pipeline.training.step import ranks_of, with_parameters
 
 NUM_STEPS = 5
 CUTS = {1: {"micro_batch_size": 8, "accumulation_steps": 1}, 4: {"micro_batch_size": 2, "accumulation_steps": 4}}
 """Settings by the number of micro-batches."""
-SMALL_BATCH: dict[str, Any] = {"sequence_length": 8, "micro_batch_size": 1, "effective_batch_size": 1, "eval_steps": 0}
-"""Parameters, gradients and optimizer state are most of the peak."""
+
+
+def in_bfloat16(module: nn.Module) -> nn.Module:
+    """Return a model whose weights, and whose inputs that are not token ids, are in bfloat16."""
+    module.register_forward_pre_hook(lambda _, inputs: tuple(one.to(torch.bfloat16) for one in inputs))
+    return module.to(torch.bfloat16)
 
 
 @pytest.mark.matrix(2)
@@ -38,50 +34,21 @@ SMALL_BATCH: dict[str, Any] = {"sequence_length": 8, "micro_batch_size": 1, "eff
 def test_losses_are_those_of_a_plain_loop(model: str, num_micro_batches: int, precision: str) -> None:
     """To the last bit, and not those of weights in float32."""
     shared = {"precision": precision, "learning_rate": 1e-2, **with_corpus_of(model), **CUTS[num_micro_batches]}
-    records: dict[str, list[StepRecord]] = {"bfloat16": [], "float32": []}
-    for weights, received in records.items():
-        experiment = tiny(weights=weights, **shared)
-        prepared = experiment.prepare()
-        torch.manual_seed(0)
-        step = build_step(experiment, prepared)
-        make = step.make_optimizer
-        loop = Loop(experiment, prepared.train, step, make(step.trainable.module), received.append)
-        with step.run_context():
-            loop.advance(NUM_STEPS)
-    torch.manual_seed(0)
-    plain = experiment.model.build(experiment.settings.model, prepared.vocabulary_size)
-    module = plain.module.to(torch.bfloat16)
-    optimizer = AdamW(module.parameters(), weight_decay=0.01, fused=True)
-    losses = []
-    for number in range(NUM_STEPS):
-        window = loop.window(number)
-        total = torch.zeros(())
-        for batch in window.batches:
-            inputs = {name: part.to(torch.bfloat16) if name == "inputs" else part for name, part in batch.items()}
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                loss = plain.loss(module, inputs, window.num_targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = learning_rate(number, experiment.settings, 8)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total.item())
-    assert [record.loss for record in records["bfloat16"]] == pytest.approx(losses, rel=1e-7)
-    assert [record.loss for record in records["float32"]] != pytest.approx(losses, rel=1e-5)
+    experiment = tiny(weights="bfloat16", **shared)
+    _, loop, records = trained(experiment, NUM_STEPS)
+    _, losses, _ = plainly_trained(experiment, loop, NUM_STEPS, in_bfloat16)
+    assert [record.loss for record in records] == pytest.approx(losses, rel=1e-7)
+    _, _, others = trained(tiny(weights="float32", **shared), NUM_STEPS)
+    assert [record.loss for record in others] != pytest.approx(losses, rel=1e-5)
 
 
 @pytest.mark.parametrize("model", ["gpt2-nano", "llama-nano"])
 def test_gradients_and_state_are_in_bfloat16_and_buffers_are_not(model: str) -> None:
-    experiment = tiny(model=model, weights="bfloat16")
-    prepared = experiment.prepare()
-    step = build_step(experiment, prepared)
-    module = step.trainable.module
-    optimizer = step.make_optimizer(module)
-    seen = set()
+    step, loop = loop_of(tiny(model=model, weights="bfloat16"))
+    module, optimizer, seen = step.trainable.module, loop.optimizer, set()
     for parameter in module.parameters():
         parameter.register_post_accumulate_grad_hook(lambda one: seen.add((one.dtype, one.grad.dtype)))
-    Loop(experiment, prepared.train, step, optimizer, lambda _: None).advance(1)
+    loop.advance(1)
     assert seen == {(torch.bfloat16, torch.bfloat16)}
     states = [optimizer.state[parameter] for parameter in module.parameters()]
     assert {state["exp_avg_sq"].dtype for state in states} == {torch.bfloat16}
@@ -108,9 +75,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict[str, Any]) -> None:
     wide = {"vocabulary_size": 300, "causal_lm__width": 96, "encoder_stack__width": 96}
     shared = {**SMALL_BATCH, **wide, **with_corpus_of(model), **others}
-    experiment = tiny(weights="bfloat16", **shared)
-    peak = measured(experiment)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(peak, rel=ONEDNN)
+    peak = check_peak(tiny(weights="bfloat16", **shared), ONEDNN)
     assert peak < 0.75 * predict(tiny(**shared), CPU).peak_allocated_bytes
 
 
@@ -128,8 +93,7 @@ def test_its_peak_is_predicted_where_the_weights_set_it(model: str, others: dict
     ids=str,
 )
 def test_its_peak_is_predicted_with_other_levers(others: dict[str, Any]) -> None:
-    experiment = tiny(weights="bfloat16", sequence_length=64, eval_steps=0, causal_lm__dropout=0.1, **others)
-    assert predict(experiment, CPU).peak_allocated_bytes == pytest.approx(measured(experiment), rel=ONEDNN)
+    check_peak(tiny(weights="bfloat16", sequence_length=64, eval_steps=0, causal_lm__dropout=0.1, **others), ONEDNN)
 
 
 @pytest.mark.matrix(2)
@@ -139,10 +103,7 @@ def test_its_peak_on_a_card_is_predicted_where_the_weights_set_it(others: dict[s
     """Without a state the weights in float32 would be as large as all that training needs: they are not on the card."""
     model = {"model": "gpt2-nano", "causal_lm.num_layers": 4, "causal_lm.width": 256, "causal_lm.num_heads": 4}
     settings = {**model, **SMALL_BATCH, "sequence_length": 16, "vocabulary_size": 4096, "weights": "bfloat16", **others}
-    predicted, real = (card.ask(kind=kind, settings=settings) for kind in ("predict", "measure"))
-    assert real["outcome"] == "ok"
-    assert predicted["predicted_allocated_bytes"] == pytest.approx(real["measured_allocated_bytes"], rel=5e-4)
-    assert predicted["predicted_reserved_bytes"] == pytest.approx(real["measured_reserved_bytes"], rel=ONEDNN)
+    check_peak_on_card(card, settings, error_of_reserved=ONEDNN)
 
 
 @pytest.mark.parametrize(
@@ -188,15 +149,9 @@ def test_changes_of_the_optimizer_add_up() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_master_weights_are_updated_in_float32_and_rounded(optimizer: str) -> None:
     """As a plain loop with a float32 copy of each parameter, of whichever optimizer."""
-    experiment = tiny(weights="bfloat16_master", optimizer=optimizer, learning_rate=1e-2)
-    prepared = experiment.prepare()
-    torch.manual_seed(0)
-    step = build_step(experiment, prepared)
-    module = step.trainable.module
-    optimizer_of_copies = step.make_optimizer(module)
-    copies = [copy for group in optimizer_of_copies.param_groups for copy in group["params"]]
-    loop = Loop(experiment, prepared.train, step, optimizer_of_copies, lambda _: None)
-    loop.advance(NUM_STEPS)
+    trainable, loop, _ = trained(tiny(weights="bfloat16_master", optimizer=optimizer, learning_rate=1e-2), NUM_STEPS)
+    module = trainable.module
+    copies = [copy for group in loop.optimizer.param_groups for copy in group["params"]]
     assert {copy.dtype for copy in copies} == {torch.float32} and {p.dtype for p in module.parameters()} == {
         torch.bfloat16
     }
@@ -213,14 +168,3 @@ def test_deepspeed_has_a_key_for_master_weights() -> None:
     configuration = json.loads(files["deepspeed.json"])
     assert configuration["bf16"] == {"enabled": True} and "torch_autocast" not in configuration
     assert "with_master_weights(torch.optim.AdamW(" in files["train.py"]
-
-
-def test_a_search_has_it_only_if_another_training_is_asked_for() -> None:
-    assert "weights" not in read_yaml(yaml_file("search"))["space"]
-    reason = why_refused(tiny(weights="bfloat16"), {"weights": "bfloat16"}, CPU, Mathematics.ROUNDING)
-    assert reason is not None and "set mathematics=different to allow it" in reason
-    space = {"micro_batch_size": [4], "weights": ["float32", "bfloat16"], "checkpointing": ["none", "every_layer"]}
-    settings = {**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space, "mathematics": "different"}
-    problem = make_experiment_problem(settings)
-    answer = {"micro_batch_size": 4, "weights": "bfloat16", "checkpointing": "every_layer"}
-    assert problem.baseline_beside(answer) == [{**answer, "checkpointing": "none"}]

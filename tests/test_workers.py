@@ -162,7 +162,7 @@ def test_workers_of_several_processes_measure_each_configuration_once(tmp_path: 
 
     def sleeping(number: int, queued: Proposal) -> FrozenTrial:
         time.sleep(0.05)
-        result = Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=0.2)
+        result = Result(outcome=Outcome.OK, seconds_total=0.2)
         metrics = {"tokens_per_second": 1.0, "peak_allocated_mib": 1.0}
         return judge(result, metrics, 100 * MIB)
 
