@@ -239,7 +239,9 @@ def test_a_task_has_a_share_of_the_cores_of_its_machine(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray_executor, "device_name", str)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     machines = ({"CPU": 8.0, "GPU": 2.0}, {"CPU": 6.0, "GPU": 2.0}, {"CPU": 2.0})
-    ray = made_up_ray(*machines, remote=lambda **given: asked.append(given) or (lambda _: SimpleNamespace(remote=None)))
+    ray = made_up_ray(
+        *machines, remote=lambda **given: asked.append(given) or (lambda _: SimpleNamespace(remote=print))
+    )
     monkeypatch.setitem(sys.modules, "ray", ray)
     for device, wanted, num_devices, cores in ((CPU, 1, 1, 8), (CPU, 2, 1, 6), (CPU, 5, 1, 2), (CPU, 8, 1, 2)):
         num_workers(device, wanted, num_devices)
@@ -285,15 +287,14 @@ def test_a_task_whose_events_nobody_receives_is_cancelled(
     functions = {"wait": lambda one, timeout: (one if ends or one == [events] else [], []), "get": lambda event: event}
     ray = made_up_ray(**functions, cancel=lambda one, force=False: cancelled.append((one, force)))
     monkeypatch.setitem(sys.modules, "ray", ray)
-    executor = ray_executor.RayExecutor(lambda *_: events, "a GPU", {})
     with pytest.raises(error):
-        executor(tiny(), tmp_path / "log.txt", [Failing()])
+        ray_executor.run_task(lambda *_: events, tiny(), tmp_path / "log.txt", [Failing()])
     assert cancelled == [(events, False), *([] if ends else [(events, True)])]
 
 
 def test_a_task_that_is_cancelled_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    task = ray_executor._task(tiny(num_steps=100_000), device_name(CPU), versions(), None, never_stop)
+    task = ray_executor._task(device_name(CPU), versions(), tiny(num_steps=100_000), None, never_stop)
     next(task)
     assert list(tmp_path.glob("*/log.txt"))
     task.close()  # as Ray does after its KeyboardInterrupt
@@ -303,9 +304,9 @@ def test_a_task_that_is_cancelled_leaves_no_folder(tmp_path: Path, monkeypatch: 
 def test_a_task_on_another_card_or_of_another_version_is_refused_with_the_difference() -> None:
     experiment, own = tiny(corpus="quick_fox"), versions()
     with pytest.raises(InvalidInputError, match=f"{re.escape(device_name(CPU))} is not another card"):
-        next(ray_executor._task(experiment, "another card", own, None, never_stop))
+        next(ray_executor._task("another card", own, experiment, None, never_stop))
     with pytest.raises(InvalidInputError, match="torch is .*, and is 2.9.0 there; install the same"):
-        next(ray_executor._task(experiment, device_name(CPU), {**own, "torch": "2.9.0"}, None, never_stop))
+        next(ray_executor._task(device_name(CPU), {**own, "torch": "2.9.0"}, experiment, None, never_stop))
 
 
 def test_a_gpu_that_is_named_is_no_machine_of_a_cluster() -> None:

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -26,7 +26,8 @@ from pipeline.memory.device import device_name
 from pipeline.runtime.environment import versions, why_other_versions
 from pipeline.runtime.observer import Observer
 from pipeline.runtime.rank import Work
-from pipeline.runtime.run import SECONDS_BETWEEN_POLLS, SECONDS_TO_END, Execute, WorkerLostError, execute
+from pipeline.runtime.run import SECONDS_TO_END, Execute, WorkerLostError, execute
+from pipeline.runtime.watch import SECONDS_BETWEEN_POLLS
 from pipeline.training.loop import Stop, never_stop
 
 PASSED_ON = ("FITPROOF_TECHNIQUES", "OMP_NUM_THREADS", *allocator_options.VARIABLES)
@@ -46,7 +47,7 @@ class _Queue(Observer):
 
 
 def _task(
-    runnable: Runnable, name: str, versions_of_search: Mapping[str, str], work: Work | None, stop: Stop
+    name: str, versions_of_search: Mapping[str, str], runnable: Runnable, work: Work | None, stop: Stop
 ) -> Iterator[Any]:
     """Run an Experiment or a Command on this machine; yield its events, its result, and what its process printed.
 
@@ -86,59 +87,53 @@ def _task(
             thread.join()
 
 
-@dataclass(frozen=True)
-class RayExecutor:
-    """Runs each Experiment or Command as one task."""
+def run_task(
+    remote: Callable[..., Any],
+    runnable: Runnable,
+    log_file: Path,
+    observers: Sequence[Observer] = (),
+    *,
+    work: Work | None = None,
+    stop: Stop = never_stop,
+    cancelled: threading.Event | None = None,
+) -> Result:
+    """Run an Experiment or a Command as one task, which `remote` starts, and return the result.
 
-    remote: Callable[..., Any]
-    device_name: str
-    versions: Mapping[str, str]
+    `log_file` has what the process printed, and the observers receive its events.
 
-    def __call__(
-        self,
-        runnable: Runnable,
-        log_file: Path,
-        observers: Sequence[Observer] = (),
-        *,
-        work: Work | None = None,
-        stop: Stop = never_stop,
-        cancelled: threading.Event | None = None,
-    ) -> Result:
-        """Return the result; `log_file` has what the process printed, and the observers receive its events.
+    Raises:
+        KeyboardInterrupt: `cancelled` was set; the task has been ended.
+        WorkerLostError: the task's process or its machine died.
 
-        Raises:
-            KeyboardInterrupt: `cancelled` was set; the task has been ended.
-            WorkerLostError: the task's process or its machine died.
+    """
+    import ray
 
-        """
-        import ray
-
-        events = self.remote(runnable, self.device_name, self.versions, work, stop)
-        try:
-            while True:
-                ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_POLLS)
-                if cancelled is not None and cancelled.is_set():
-                    raise KeyboardInterrupt
-                if not ready:
-                    continue
-                event = ray.get(next(events))
-                if isinstance(event, Result):
-                    log = ray.get(next(events))
-                    break
-                for observer in observers:
-                    observer.receive(event)
-        except ray.exceptions.RayTaskError as error:  # what the task itself raised
-            raise error.cause if isinstance(error.cause, Exception) else error from None
-        except (ray.exceptions.RayError, StopIteration) as error:
-            raise WorkerLostError(f"the process of the task died: {first_line(error)}") from error
-        except BaseException:  # Ctrl-C, or an observer's error: nobody would receive what the task sends
-            ray.cancel(events)
-            if not ray.wait([events.completed()], timeout=SECONDS_TO_END)[0]:
-                ray.cancel(events, force=True)
-            raise
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        log_file.write_text(log)
-        return event
+    events = remote(runnable, work, stop)
+    try:
+        while True:
+            ready, _ = ray.wait([events], timeout=SECONDS_BETWEEN_POLLS)
+            if cancelled is not None and cancelled.is_set():
+                raise KeyboardInterrupt
+            if not ready:
+                continue
+            event = ray.get(next(events))
+            if isinstance(event, Result):
+                log = ray.get(next(events))
+                break
+            for observer in observers:
+                observer.receive(event)
+    except ray.exceptions.RayTaskError as error:  # what the task itself raised
+        raise error.cause if isinstance(error.cause, Exception) else error from None
+    except (ray.exceptions.RayError, StopIteration) as error:
+        raise WorkerLostError(f"the process of the task died: {first_line(error)}") from error
+    except BaseException:  # Ctrl-C, or an observer's error: nobody would receive what the task sends
+        ray.cancel(events)
+        if not ray.wait([events.completed()], timeout=SECONDS_TO_END)[0]:
+            ray.cancel(events, force=True)
+        raise
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    log_file.write_text(log)
+    return event
 
 
 @contextmanager
@@ -185,7 +180,7 @@ def ray_executors(
                 torch.set_num_threads(num_cpus)
         resources = {"num_cpus": num_cpus, "num_gpus": num_devices if is_cuda else 0}
         remote = ray.remote(num_returns="streaming", max_retries=0, **resources)(_task).remote
-        yield [RayExecutor(remote, device_name(device), versions())] * num_workers
+        yield [partial(run_task, partial(remote, device_name(device), versions()))] * num_workers
     finally:
         ray.shutdown()
 

@@ -35,8 +35,6 @@ from pipeline.training.metrics import Summary, summarize
 from pipeline.training.typical_step import typical_step
 
 Summarize = Callable[[Result], Summary]
-SECONDS_BETWEEN_POLLS = 0.2
-"""How often to check whether a run is cancelled."""
 SECONDS_TO_END = 30.0
 """How long a process may take to end after its last event, or after it was killed."""
 
@@ -132,11 +130,10 @@ def run(
 
 def measured_summary(runnable: Runnable, result: Result) -> Summary:
     """Return the metrics that a run measured."""
-    if not isinstance(runnable, Experiment):
-        return Summary(summarize(result, runnable.effective_batch_size, runnable.timing_warmup_steps))
-    tokens_per_position = typical_step(runnable, runnable.read_corpus()).tokens_per_position
-    warmup_steps = runnable.timing_warmup_steps
-    return Summary(summarize(result, runnable.effective_batch_size, warmup_steps, tokens_per_position))
+    share = 1.0
+    if isinstance(runnable, Experiment):
+        share = typical_step(runnable, runnable.read_corpus()).tokens_per_position
+    return Summary(summarize(result, runnable.effective_batch_size, runnable.timing_warmup_steps, share))
 
 
 def execute(
@@ -167,14 +164,14 @@ def execute(
     arguments = (runnable, sender, log_file, work, placement, progress, rendezvous_file, variables)
     # a daemonic process could not start its ranks
     process = CONTEXT.Process(target=child_main, args=arguments, daemon=not runnable.num_ranks_here)
-    start, limit = time.monotonic(), runnable.time_limit
+    start = time.monotonic()
     try:
         with starting_processes():
             process.start()  # the first time, this waits until the fork server has imported torch and transformers
         start = time.monotonic()  # without that wait
         sender.close()
         first_rank = this_machine().number * runnable.num_ranks_here
-        watch = Watch(limit, progress, SECONDS_BETWEEN_POLLS if cancelled else None, first_rank)
+        watch = Watch(runnable.time_limit, progress, first_rank)
         if reason := _receive_all(receiver, received, observers, watch, cancelled):
             _kill(process)
             received.failed = Failed(Outcome.TIMED_OUT, reason)

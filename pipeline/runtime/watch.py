@@ -1,38 +1,30 @@
 """How long a run may take: its time limit, and how long all of its ranks may stand still."""
 
+import math
 import time
 from collections.abc import Sequence
 
 STILL_SECONDS = 600.0
 """How long no rank may enter a collective operation, as long as NCCL waits by default."""
-POLL_SECONDS = 1.0
-"""How often the ranks are checked."""
+SECONDS_BETWEEN_POLLS = 0.2
+"""How often a run is checked."""
 
 
 class Watch:
     """Watches a run from its start on; `progress` is how many collective operations each rank has entered.
 
-    `poll_seconds` is how often to check it for another reason; None if there is none. `first_rank` is the number of the
-    first rank that is watched.
+    `first_rank` is the number of the first rank that is watched.
     """
 
-    def __init__(
-        self,
-        time_limit: float | None,
-        progress: Sequence[int],
-        poll_seconds: float | None = None,
-        first_rank: int = 0,
-    ) -> None:
-        self._first_rank = first_rank
-        self._poll_seconds = POLL_SECONDS if poll_seconds is None and progress else poll_seconds
-        self._time_limit, self._progress = time_limit, progress
+    def __init__(self, time_limit: float | None, progress: Sequence[int], first_rank: int) -> None:
+        self._time_limit, self._progress, self._first_rank = time_limit, progress, first_rank
         self._start = self._moved = time.monotonic()
         self._seen = list(progress)
 
-    def seconds_to_wait(self) -> float | None:
-        """Return after how many seconds to check it next; None if it has all the time."""
-        left = None if self._time_limit is None else max(0.0, self._start + self._time_limit - time.monotonic())
-        return min((seconds for seconds in (left, self._poll_seconds) if seconds is not None), default=None)
+    def seconds_to_wait(self) -> float:
+        """Return after how many seconds to check it next."""
+        left = math.inf if self._time_limit is None else self._start + self._time_limit - time.monotonic()
+        return max(0.0, min(left, SECONDS_BETWEEN_POLLS))
 
     def why_too_long(self) -> str | None:
         """Return why the run is ended: it has taken too long, or its ranks stand still; None if it goes on."""

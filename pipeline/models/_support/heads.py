@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -107,12 +108,5 @@ def _logits_of(head: Head, given_BTV: Tensor, module: nn.Module) -> Tensor:
 
 def _call_with_head(head: Head, forward: Any, module: nn.Module, batch: Batch) -> Tensor:
     """Return the logits of a forward pass in which the head computes `forward`."""
-    attributes = head.layer.__dict__
-    before = attributes.get("forward")
-    attributes["forward"] = forward
-    try:
+    with patch.object(head.layer, "forward", forward):
         return head.logits(module, batch)
-    finally:
-        del attributes["forward"]
-        if before is not None:
-            attributes["forward"] = before
