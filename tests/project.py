@@ -118,6 +118,12 @@ class Project:
         with self._inside() as (out, err):
             return subprocess.CompletedProcess(command, main(command), _text(out), _text(err))
 
+    def succeed(self, entry: str, settings: Mapping[str, str], *words: str) -> str:
+        """Run an entry point as here(), which must end well; return what it prints, with single spaces."""
+        done = self.here(entry, settings, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return " ".join(done.stdout.split())
+
     def in_turn(self, commands: Collection[tuple[str, Mapping[str, str]]]) -> "list[subprocess.CompletedProcess[str]]":
         """Run entry points with their settings one after another, all in one process of their own."""
         with tempfile.NamedTemporaryFile() as file:

@@ -155,8 +155,7 @@ def test_a_folder_called_pipeline_does_not_shadow_the_command(command: list[str]
 def test_an_own_entry_point_may_have_the_name_of_a_module(tmp_path: Path) -> None:
     project = Project.copy(tmp_path)
     (tmp_path / "experiments" / "page.yaml").write_text(RATES)
-    done = project.here("page", SMALL)
-    assert done.returncode == 0, done.stderr
+    project.succeed("page", SMALL)
     assert set(project.children_of(project.parent_of("page"))) == {"low", "high"}
     [page] = tmp_path.glob("runs/*-page-*/report.html")
     assert "<h2>smoothness of the training</h2>" in page.read_text()

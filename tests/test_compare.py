@@ -100,8 +100,7 @@ def test_a_run_of_another_device_or_corpus_is_not_measured_against_the_baseline(
     client.set_tag(other.info.run_id, "device_name", "another card")
     client.set_tag(other.info.run_id, "outcome", "ok")
     ids = f"{runs[0].info.run_id},{other.info.run_id}"
-    done = project.here("compare", {"runs": ids})
-    assert done.returncode == 0, done.stderr
+    project.succeed("compare", {"runs": ids})
     [flag] = table(project, "not_comparable")["other"]
     assert flag == "corpus, device"
     assert "memory_saving_percent" not in table(project, "comparison").columns
@@ -145,8 +144,7 @@ def test_a_page_is_made_again_from_the_folder(finished: tuple[Project, Done], tm
         shutil.copytree(folder, copy)
         before = (copy / "report.html").read_bytes()
         (copy / "report.html").unlink()
-        done = project.here("report", {"folder": str(copy)})
-        assert done.returncode == 0, done.stderr
+        project.succeed("report", {"folder": str(copy)})
         assert (copy / "report.html").read_bytes() == before
     wrong = project.here("report", {"folder": str(tmp_path)})
     assert wrong.returncode == 2 and "a report is made from the findings.json of a finished job" in wrong.stderr

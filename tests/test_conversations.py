@@ -297,9 +297,7 @@ def test_a_command_says_what_it_read_and_exports_train_on_that(tmp_path: Path) -
     (tmp_path / "rows.json").write_text(json.dumps([row] * 40, indent=1))
     values = {**SMALL, "corpus": "chat", "chat.path": "rows.json", "sequences": "padded", "effective_batch_size": "8"}
     new_store(tmp_path)
-    done = Project(tmp_path).here("main", {**values, "model": "gpt2-nano"})
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
+    said = Project(tmp_path).succeed("main", {**values, "model": "gpt2-nano"})
     assert "rows.json: 40 rows as Alpaca; fields that were not read: s" in said
     folder = folder_with(TEMPLATE, tmp_path / "model")
     files = export_files(tiny(model=folder, corpus="chat", chat__path=str(tmp_path / "rows.json"), sequences="padded"))

@@ -59,8 +59,7 @@ def test_a_run_fits_its_predicted_smallest_budget_and_no_smaller_one(project: Pr
     comparison = {"baseline": "unlimited", "variants": {name: {"budget": text} for name, text in budgets.items()}}
     own = {"question": "What does a budget refuse?", "comparisons": {"budgets": comparison}}
     (project.folder / "experiments" / "budgets.yaml").write_text(yaml.safe_dump(own, sort_keys=False))
-    done = project.here("budgets", RUN)
-    assert done.returncode == 0, done.stdout + done.stderr
+    said = project.succeed("budgets", RUN)
     runs = project.children_of(project.parent_of("budgets"))
     assert {name: run.data.tags["outcome"] for name, run in runs.items()} == {
         "unlimited": "ok",
@@ -69,7 +68,7 @@ def test_a_run_fits_its_predicted_smallest_budget_and_no_smaller_one(project: Pr
         "again": "ok",
     }
     assert reserved_mib(runs["refused"]) <= less and reserved_mib(runs["fitting"]) <= more
-    assert f"{less}.00 MiB allowed" in " ".join(done.stdout.split())
+    assert f"{less}.00 MiB allowed" in said
     for kind in ("memory/peak_allocated_mib", "memory/peak_reserved_mib"):
         assert runs["again"].data.metrics[kind] == runs["unlimited"].data.metrics[kind]
     assert (runs["refused"].info.status, runs["again"].info.status) == ("FAILED", "FINISHED")
@@ -82,8 +81,7 @@ def reserved_mib(run: Run) -> float:
 
 def test_the_trials_of_a_search_never_exceed_its_budget(project: Project) -> None:
     """Two thirds of the configurations do not fit; a few less with torch 2.15, which keeps no cuBLAS workspaces."""
-    done = project.here("search", {**SEARCH, "num_trials": "4"})
-    assert done.returncode == 0, done.stdout + done.stderr
+    project.succeed("search", {**SEARCH, "num_trials": "4"})
     parent = project.parent_of("search")
     runs = project.children_of(parent)
     assert len(runs) >= 5 and {run.data.tags["outcome"] for run in runs.values()} == {"ok"}
@@ -97,8 +95,7 @@ def test_the_trials_of_a_search_never_exceed_its_budget(project: Project) -> Non
     assert (job / "report.html").exists() and (job / "handover" / "train.py").exists()
     best = read_yaml(project.folder / "best.yaml")
     assert parent.data.metrics["memory/peak_reserved_mib"] <= BUDGET_MIB and best["budget"] == SEARCH["budget"]
-    again = project.here("main", {"config": "best.yaml"})
-    assert again.returncode == 0, again.stdout
+    project.succeed("main", {"config": "best.yaml"})
 
 
 @pytest.mark.slow
@@ -112,8 +109,7 @@ def test_a_search_that_is_interrupted_and_killed_resumes(project: Project) -> No
         assert process.returncode == (130 if kind is signal.SIGINT else -signal.SIGKILL), err
         assert "Traceback" not in err
     before = [(trial.params, trial.state) for trial in ended(project)]
-    done = project.here("search", STUDY)
-    assert done.returncode == 0, done.stdout + done.stderr
+    project.succeed("search", STUDY)
     after = ended(project)
     assert [(trial.params, trial.state) for trial in after[: len(before)]] == before and len(after) == 9
     assert len({tuple(trial.params.items()) for trial in after}) == 9

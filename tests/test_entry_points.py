@@ -389,8 +389,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
 def test_a_logged_config_runs_again_with_the_same_losses(project: Project, done: Done) -> None:
     first = project.children_of(project.parent_of("combined"))["all three"]
     config = download(project, first.info.run_id, "config.yaml")
-    again = project.here("main", {"config": str(config)})
-    assert again.returncode == 0, again.stderr
+    project.succeed("main", {"config": str(config)})
     store = project.parent_of("main")
     [run] = project.children_of(store).values()
     assert run.data.metrics["loss/final"] == first.data.metrics["loss/final"]
@@ -413,7 +412,6 @@ def test_variants_whose_names_differ_in_signs_have_folders_of_their_own(tmp_path
     comparison = {"baseline": "..", "variants": variants}
     values = {"question": "Which?", "comparisons": {"signs": comparison}}
     (project.folder / "experiments" / "signs.yaml").write_text(yaml.safe_dump(values))
-    done = project.here("signs", {**SMALL, "repeats": "0"})
-    assert done.returncode == 0, done.stderr
+    project.succeed("signs", {**SMALL, "repeats": "0"})
     steps = [file.read_text().splitlines() for file in project.folder.glob("runs/*-signs-*/*/steps.jsonl")]
     assert [len(lines) for lines in steps] == [4, 4, 4]

@@ -124,8 +124,7 @@ def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(projec
 def test_one_failed_variant_does_not_stop_the_others(project: Project) -> None:
     file = project.folder / "experiments" / "combined.yaml"
     file.write_text(file.read_text().replace("precision: {precision: bf16}", "precision: {learning_rate: 1.0e+30}"))
-    done = project.here("combined", SMALL)
-    assert done.returncode == 0, done.stderr
+    project.succeed("combined", SMALL)
     statuses = {name: run.info.status for name, run in project.children_of(project.parent_of("combined")).items()}
     assert statuses.pop("precision") == "FAILED"
     assert set(statuses.values()) == {"FINISHED"} and len(statuses) == 7

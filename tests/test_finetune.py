@@ -66,8 +66,7 @@ def peak_mib(project: Project, pretrained: Path, **settings: str) -> float:
     own = {**SHORT, "model": str(pretrained), "causal_lm.pretrained": "true", "corpus": "chat", "sequences": "padded"}
     unused = ("num_trials", "verify_steps", "space")
     words = {name: value for name, value in {**own, **settings}.items() if name not in unused}
-    done = project.here("main", {**words, "sequence_length": "64"})
-    assert done.returncode == 0, done.stderr
+    project.succeed("main", {**words, "sequence_length": "64"})
     [row] = findings_of(project, "main").rows
     return float(row.metrics["peak_allocated_mib"])
 
@@ -77,9 +76,7 @@ def test_a_kind_whose_package_is_not_installed_is_not_counted_among_those_that_d
 ) -> None:
     monkeypatch.setattr("pipeline.techniques.adapter.find_spec", lambda name: None)
     settings = {"model": "gpt2-nano", "gpu": "cpu", "budget": "1GiB", "effective_batch_size": "4", "install": "true"}
-    done = project.here("finetune", settings)
-    assert done.returncode == 0, done.stderr
-    answer = " ".join(done.stdout.split())
+    answer = project.succeed("finetune", settings)
     assert re.search(r"On .+ 1 of 1 kinds fit: full \(", answer)
     assert "Not planned: lora (adapter=lora needs the package peft, which is not installed; install it" in answer
 
@@ -129,8 +126,7 @@ def test_a_kind_that_does_not_fit_is_skipped_and_the_next_is_searched(project: P
     least = {kind: peak_mib(project, pretrained, micro_batch_size="2", adapter=kind) for kind in ("none", "lora")}
     assert least["lora"] < least["none"]
     budget = f"{(least['none'] + least['lora']) / 2:.3f}MiB"
-    done = project.here("finetune", {**SHORT, "model": str(pretrained), "budget": budget})
-    assert done.returncode == 0, done.stderr
+    project.succeed("finetune", {**SHORT, "model": str(pretrained), "budget": budget})
     lora, full = findings_of(project, "finetune").rows
     assert (lora.name, lora.is_baseline, full.is_baseline) == ("lora", True, False)
     limit = float(budget.removesuffix("MiB"))
@@ -155,13 +151,12 @@ def test_what_transformers_default_needs_is_beside_full_fine_tuning(tmp_path: Pa
     kinds = {name: {key: str(value) for key, value in kind.items()} for name, kind in values["kinds"].items()}
     least = {name: peak_mib(project, folder, micro_batch_size="2", **kind) for name, kind in kinds.items()}
     budget = f"{(least['full'] + max(least['bfloat16 weights'], least['8-bit optimizer'])) / 2:.3f}MiB"
-    done = project.here("finetune", {**SHORT, "model": str(folder), "budget": budget})
-    assert done.returncode == 0, done.stderr
+    said = project.succeed("finetune", {**SHORT, "model": str(folder), "budget": budget})
     rows = {row.name: row for row in findings_of(project, "finetune").rows}
     assert rows["full"].skipped is not None
     assert rows["full"].note == _of_the_default(folder, least["bfloat16 weights"])
     assert [row.note for name, row in rows.items() if name != "full"] == [None, None]
-    printed = " ".join(done.stdout.split())
+    printed = said
     assert "full: transformers loads" in printed
     assert "which has not been measured here: bfloat16 weights, 8-bit optimizer. So no losses compare." in printed
     assert "8-bit optimizer (3 of 3): ok" in printed
@@ -186,9 +181,8 @@ def test_what_transformers_default_needs_is_beside_a_run_and_the_answer_of_a_sea
     assert findings_of(project, "main").rows[0].note == _of_the_default(folder, least)
     shared = {**SHORT, "model": str(folder), "causal_lm.pretrained": "true", "corpus": "chat", "sequences": "padded"}
     own = {"sequence_length": "64", "budget": "1GiB", "space": '{"micro_batch_size": [2]}', "num_trials": "1"}
-    done = project.here("search", {**shared, **own})
-    assert done.returncode == 0, done.stderr
-    assert f"the answer: {_of_the_default(folder, least)}" in " ".join(done.stdout.split())
+    said = project.succeed("search", {**shared, **own})
+    assert f"the answer: {_of_the_default(folder, least)}" in said
 
 
 def test_nothing_fits(project: Project, pretrained: Path) -> None:

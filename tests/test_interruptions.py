@@ -13,10 +13,9 @@ from conftest import ROOT, TINY, tiny
 from mlflow import MlflowClient
 from project import new_store
 from rich.console import Console
-from test_loop import ListedProposer, MadeUpSearch, choice_of
 
 from pipeline.base.errors import InvalidInputError
-from pipeline.base.results import Outcome, Result
+from pipeline.base.results import Result
 from pipeline.config.experiment import Experiment
 from pipeline.config.variants import load_single
 from pipeline.jobs.comparison import run_comparison
@@ -28,9 +27,6 @@ from pipeline.runtime.observer import Observer, Run
 from pipeline.runtime.run import run
 from pipeline.searching.candidates import unpredicted, with_predictions
 from pipeline.searching.experiment_problem import make_experiment_problem
-from pipeline.searching.loop import SearchObserver, search_and_verify, store_measurement
-from pipeline.searching.study import StoredStudy
-from pipeline.searching.trials import Proposal
 from pipeline.tracking.job import open_job
 
 
@@ -120,45 +116,11 @@ def test_an_error_on_fake_tensors_of_one_configuration_does_not_end_the_search(
     assert [one.predicted_bytes is None for one in candidates] == [True, False]
 
 
-def test_the_search_goes_on_where_the_verification_refutes_the_answer(tmp_path: Path) -> None:
-    """The only trial does not fit when it is trained again, and the proposer would measure another."""
-
-    class RefutedProposer(ListedProposer):
-        def next(self, trials: Any, extra: Any = ()) -> Proposal | None:
-            if not trials:
-                return Proposal(choice_of(4))
-            is_refuted = any(one.outcome == "out_of_memory" for one in extra)
-            return Proposal(choice_of(2)) if is_refuted and len(trials) == 1 else None
-
-    class Refuting(MadeUpSearch):
-        def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> Any:
-            if "verification" in name and experiment.micro_batch_size == 4:
-                failed = Result(outcome=Outcome.OUT_OF_MEMORY, seconds_total=1.0)
-                return failed, {}
-            return super().run(name, folder, experiment, *rest)
-
-    space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
-    problem = make_experiment_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
-    study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
-    proposer: Any = RefutedProposer([], baseline_size=1)
-    one = Refuting(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0, 2: 80.0, 4: 100.0})
-    search_and_verify(one)
-    verification = one.verification
-    assert verification is not None and verification.answer.outcome == "ok", [
-        dict(trial.choice) for trial in one.trials
-    ]
-
-
-def test_what_the_verification_measured_is_stored_while_another_process_measures(tmp_path: Path) -> None:
-    space = {"micro_batch_size": [1, 2, 4], "checkpointing": ["none"], "precision": ["fp32"]}
-    problem = make_experiment_problem({**TINY, "budget": "1GiB", "effective_batch_size": 4, "space": space})
-    study = StoredStudy(f"sqlite:///{tmp_path}/optuna.db", "made-up", ("maximize",), {})
-    proposer: Any = ListedProposer([], baseline_size=1)
-    one = MadeUpSearch(problem, study, proposer, tmp_path, Observer, SearchObserver(), speeds={1: 50.0})
-    assert study.enqueue(Proposal(choice_of(4)), problem.space)  # what another worker measures at this moment
-    measured = one.run("verification: plain", "verification-01 plain", problem.runnable(choice_of(1)))
-    assert [store_measurement(one, choice_of(1), *measured) for _ in range(2)] == [True, False]
-    assert [dict(trial.choice) for trial in one.trials] == [choice_of(1)]
+def run_script(script: str, folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python code in a process of its own, in this folder."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", **variables}
+    words = [sys.executable, "-c", script]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.slow
@@ -176,10 +138,7 @@ def test_an_edited_technique_begins_another_study(tmp_path: Path) -> None:
     seen = []
     for text in (source, source + "\n# edited\n"):
         (tmp_path / "mine.py").write_text(text)
-        environment = {**os.environ, "FITPROOF_TECHNIQUES": "mine", "PYTHONPATH": f"{Path(__file__).parent.parent}"}
-        done = subprocess.run(
-            [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        done = run_script(script, tmp_path, FITPROOF_TECHNIQUES="mine")
         assert done.returncode == 0, done.stderr[-2000:]
         seen.append(done.stdout)
     assert seen[0] != seen[1]
@@ -223,7 +182,7 @@ def test_ctrl_c_while_memory_is_predicted_prints_no_traceback(tmp_path: Path) ->
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parent.parent}"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -251,16 +210,7 @@ def test_ctrl_c_between_the_fork_of_a_process_and_its_arguments_prints_no_traceb
         "forkserver.connect_to_new_process = interrupted\n"
         "print(execute(tiny(corpus='quick_fox'), Path('log.txt')).outcome)\n"
     )
-    folders = (Path(__file__).parent.parent, Path(__file__).parent)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_script(script, tmp_path)
     assert (done.returncode, done.stdout) == (0, "interrupted\n") and "Traceback" not in done.stderr, done.stderr
 
 
@@ -290,7 +240,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_in_a_callback_where_python_ignores_it_is_not_lost() -> None:
-    done = subprocess.run([sys.executable, "-c", CALLED_BACK], cwd=ROOT, capture_output=True, text=True)
+    done = run_script(CALLED_BACK, ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ignored\ninterrupted\n", "")
 
 

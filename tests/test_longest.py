@@ -129,9 +129,7 @@ def test_the_command_reports_a_table_of_the_card(tmp_path: Any) -> None:
     project = Project.copy(tmp_path)
     given = {**SMALL, "gpu": "t4", "effective_batch_size": "4", "sequence_length": "auto", "budget": "24MiB"}
     given |= {"model": "gpt2-nano"}
-    done = project.here("plan", {name: value for name, value in given.items() if name != "device"})
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
+    said = project.succeed("plan", {name: value for name, value in given.items() if name != "device"})
     assert re.search(r"On Tesla T4 \d of 8 configurations .* fit 24 MiB; sequences of up to \d+ tokens do", said)
     [folder] = project.folder.glob("runs/*-plan-*")
     findings = read_findings(folder)

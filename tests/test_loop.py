@@ -21,7 +21,14 @@ from pipeline.jobs.search_progress import SearchClock
 from pipeline.runtime.observer import Observer
 from pipeline.searching import loop
 from pipeline.searching.experiment_problem import ExperimentProblem, make_experiment_problem
-from pipeline.searching.loop import Search, SearchObserver, findings_of, run_trials, search_and_verify
+from pipeline.searching.loop import (
+    Search,
+    SearchObserver,
+    findings_of,
+    run_trials,
+    search_and_verify,
+    store_measurement,
+)
 from pipeline.searching.study import StoredStudy
 from pipeline.searching.trial_record import judge
 from pipeline.searching.trials import ANSWER, Proposal, Trial, label, speeds
@@ -314,3 +321,37 @@ def test_a_lost_trial_that_is_found_as_the_last_one_begins_is_reported(
     assert lost == [(7, True)]
     [labels_of_run] = labels
     assert (labels_of_run["study_key"], labels_of_run["trial"]) == (study.key, "1"), "by which its run is found"
+
+
+def test_the_search_goes_on_where_the_verification_refutes_the_answer(
+    problem: ExperimentProblem, tmp_path: Path
+) -> None:
+    """The only trial does not fit when it is trained again, and the proposer would measure another."""
+
+    class RefutedProposer(ListedProposer):
+        def next(self, trials: Sequence[Trial], extra: Sequence[Trial] = ()) -> Proposal | None:
+            if not trials:
+                return Proposal(choice_of(4))
+            is_refuted = any(one.outcome == "out_of_memory" for one in extra)
+            return Proposal(choice_of(2)) if is_refuted and len(trials) == 1 else None
+
+    class Refuting(MadeUpSearch):
+        def run(self, name: str, folder: str, experiment: Experiment, *rest: Any) -> tuple[Result, dict[str, float]]:
+            if "verification" in name and experiment.micro_batch_size == 4:
+                return Result(outcome=Outcome.OUT_OF_MEMORY, seconds_total=1.0), {}
+            return super().run(name, folder, experiment, *rest)
+
+    one = search(problem, tmp_path, RefutedProposer([], baseline_size=1), {1: 50.0, 2: 80.0, 4: 100.0}, Refuting)
+    search_and_verify(one)
+    choices = [dict(trial.choice) for trial in one.trials]
+    assert one.verification is not None and one.verification.answer.outcome == "ok", choices
+
+
+def test_what_the_verification_measured_is_stored_while_another_process_measures(
+    problem: ExperimentProblem, tmp_path: Path
+) -> None:
+    one = search(problem, tmp_path, ListedProposer([], baseline_size=1), {1: 50.0})
+    assert one.study.enqueue(Proposal(choice_of(4)), problem.space)  # what another worker measures at this moment
+    measured = one.run("verification: plain", "verification-01 plain", problem.runnable(choice_of(1)))
+    assert [store_measurement(one, choice_of(1), *measured) for _ in range(2)] == [True, False]
+    assert [dict(trial.choice) for trial in one.trials] == [choice_of(1)]

@@ -75,19 +75,17 @@ def test_a_saved_training_goes_on_as_if_it_had_not_ended(
 @pytest.fixture(scope="module")
 def saved(project: Project) -> Path:
     """Give a training that was saved after its last step."""
-    done = project.here("main", {**SMALL, "micro_batch_size": "2", "effective_batch_size": "4", "save_every": "3"})
-    assert done.returncode == 0, done.stderr
+    said = project.succeed("main", {**SMALL, "micro_batch_size": "2", "effective_batch_size": "4", "save_every": "3"})
     [folder] = project.folder.glob("runs/*/*/saved/*")
-    assert folder.name == "step_4" and f"--resume {folder.relative_to(project.folder)}" in " ".join(done.stdout.split())
+    assert folder.name == "step_4" and f"--resume {folder.relative_to(project.folder)}" in said
     return folder
 
 
 def test_a_saved_training_goes_on_with_its_own_settings_and_others(project: Project, saved: Path) -> None:
     """Also for a single step, of which no time is known, and in other processes."""
     further = {"num_steps": "5", "world_size": "2", "sharding": "fsdp", "micro_batch_size": "1", "save_every": "9"}
-    done = project.here("main", {"resume": str(saved), **further})
-    assert done.returncode == 0, done.stderr
-    assert "after 4 of 5 optimizer steps" in " ".join(done.stdout.split())
+    said = project.succeed("main", {"resume": str(saved), **further})
+    assert "after 4 of 5 optimizer steps" in said
     [folder] = project.folder.glob("runs/*/config/saved/*")
     assert folder.name == "step_5"
 

@@ -103,8 +103,7 @@ def test_a_search_killed_by_sigkill_resumes(project: Project) -> None:
         wait_for(lambda: num_complete(project) >= 2, "two trials")
         process.kill()
     before = complete(project)
-    again = project.here("search", settings)
-    assert again.returncode == 0, again.stderr
+    project.succeed("search", settings)
     after = trials(project)
     assert [t.params for t in complete(project)[: len(before)]] == [t.params for t in before]
     assert_each_configuration_once(project, 6)
@@ -114,8 +113,7 @@ def test_a_search_killed_by_sigkill_resumes(project: Project) -> None:
     assert {run.info.status for run in project.runs()} <= {"FINISHED", "KILLED"}
     *_, killed = (run for run in project.runs() if run.data.tags.get("technique") == "search" and not parent_id(run))
     assert (killed.info.status, killed.data.tags["outcome"]) == ("KILLED", "interrupted")
-    sent = project.here("sync", {})
-    assert sent.returncode == 0, sent.stdout
+    project.succeed("sync", {})
     assert not unsent(project)
     outcomes = sorted(run.data.tags["outcome"] for run in project.runs() if parent_id(run))
     assert outcomes.count("ok") == 6 and set(outcomes) <= {"ok", "interrupted"} and len(outcomes) <= 7
@@ -174,8 +172,7 @@ def test_a_predictive_search_that_is_killed_goes_on_where_it_was(project: Projec
         wait_for(lambda: num_complete(project) >= 2, "two trials")
         process.kill()
     before = [trial.params for trial in complete(project)]
-    again = project.here("search", settings)
-    assert again.returncode == 0, again.stderr
+    project.succeed("search", settings)
     assert [trial.params for trial in complete(project)][: len(before)] == before
     assert_only_what_was_doubted_is_measured_again(project)
     job = max((project.folder / "runs").glob("*-search-*"))

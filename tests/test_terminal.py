@@ -101,9 +101,7 @@ def test_what_is_not_given_follows_from_what_is_and_the_answer_is_last(project: 
 @needs_cuda_build
 def test_finetune_says_what_fits_a_card_and_trains_nothing(project: Project) -> None:
     few = {"model": "gpt2-nano", "gpu": "t4", "effective_batch_size": "1", "sequence_length": "64", "longest": "true"}
-    done = project.here("finetune", few)
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
+    said = project.succeed("finetune", few)
     assert re.search(r"On Tesla T4 \d of \d kinds fit: full \(.*sequences of up to [\d,]+ tokens\)", said)
     assert "fitproof finetune --model gpt2-nano" in said and "--kind full" in said
     assert not list(project.folder.glob("runs/*-finetune-*/*/config.yaml"))
