@@ -26,6 +26,7 @@ from test_simulate import CUDA_PYTHON, needs_cuda_build
 
 from fitproof import simulate
 from pipeline.base.errors import InvalidInputError
+from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.cli import main
 from pipeline.config.command import NO_TERMINAL, Command
@@ -198,6 +199,29 @@ def test_a_command_that_cannot_be_measured_is_refused_once_in_its_own_words(
     assert search(*words) == 2
     printed = capsys.readouterr()
     assert printed.err.count(message) == 1 and message not in printed.out
+
+
+OTHER_OUTPUTS = """
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+layer = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for step in range(4):
+    loss = layer(torch.ones(1, 4)).sum()
+    torch.autograd.backward(OUTPUTS)
+    assert layer.weight.grad is not None
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("outputs", ["(one for one in [loss])", "get_gradient_edge(loss)", "[get_gradient_edge(loss)]"])
+def test_a_backward_pass_of_other_than_tensors_is_left_as_it_is(folder: Path, outputs: str) -> None:
+    (folder / "other.py").write_text(OTHER_OUTPUTS.replace("OUTPUTS", outputs))
+    made = problem(f"{sys.executable} other.py {{--flag}}", num_steps=4)
+    result = execute(made.runnable(made.space.choices[0]), folder / "log.txt")
+    assert result.outcome is Outcome.OK and len(result.steps) == 4, (folder / "log.txt").read_text()
 
 
 JSON = '{"dtype": "fp32", "train": {"micro_batch_size": 8, "gradient_accumulation_steps": 1}}'

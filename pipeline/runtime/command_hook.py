@@ -99,12 +99,12 @@ class Steps:
         sys.excepthook = functools.partial(self._failed, sys.excepthook)
 
     def _note_loss(self, tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> None:
-        """Note the scalars that autograd's backward() is called on.
+        """Note the scalars that autograd's backward() is called on, which takes edges of its graph and generators too.
 
         A recomputed layer calls it with gradients of its own, and is no pass.
         """
-        outputs = [tensors] if isinstance(tensors, self._torch.Tensor) else list(tensors)
-        scalars = [one for one in outputs if one.numel() == 1]
+        outputs = tensors if isinstance(tensors, list | tuple) else [tensors]
+        scalars = [one for one in outputs if isinstance(one, self._torch.Tensor) and one.numel() == 1]
         if grad_tensors is None and scalars:
             self._num_passes += 1
             self._losses += [getattr(one, "_unscaled", one).detach() for one in scalars]
