@@ -181,6 +181,12 @@ class Project:
         children = [run for run in self.runs(store) if parent_id(run) == parent.info.run_id]
         return {str(run.info.run_name): run for run in sorted(children, key=lambda run: run.info.start_time)}
 
+    def only_run(self, entry: str, store: str | None = None) -> tuple[Run, Run]:
+        """Return the newest parent run of an entry point, and its only child."""
+        parent = self.parent_of(entry, store)
+        [child] = self.children_of(parent, store).values()
+        return parent, child
+
 
 @contextlib.contextmanager
 def _redirected(

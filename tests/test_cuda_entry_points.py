@@ -139,7 +139,7 @@ def test_a_plan_for_the_card_of_this_machine_says_what_its_runs_need(finished_on
     project, _ = finished_on("h200")
     [file] = project.folder.glob("runs/*-plan-*/plan*.csv")
     planned = pd.read_csv(file).set_index(["micro-batch", "checkpointing", "precision"])
-    [main] = project.children_of(project.parent_of("main")).values()
+    _, main = project.only_run("main")
     row, metrics = planned.loc[(8, "none", "fp32")], main.data.metrics
     assert row["reserved MiB"] == metrics["memory/peak_reserved_mib"]
     assert row["device MiB"] == metrics["memory/peak_device_mib"]

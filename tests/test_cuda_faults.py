@@ -30,8 +30,7 @@ def two_cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Done]:
 def test_a_run_on_the_second_card_uses_no_memory_of_the_first(two_cards: tuple[Project, Done]) -> None:
     project, done = two_cards
     assert done["profiling"].returncode == 0, done["profiling"].stdout + done["profiling"].stderr
-    parent = project.parent_of("profiling")
-    [run] = project.children_of(parent).values()
+    parent, run = project.only_run("profiling")
     assert_is_measured(run, CARDS["a100"].name, "on the second card", "cuda:1")
     assert parent.data.tags["device"] == "cuda:1"
     [file] = project.folder.glob("runs/*-profiling-*/*/traces/memory_snapshot.pickle")
@@ -46,7 +45,7 @@ def test_a_budget_limits_the_second_card(two_cards: tuple[Project, Done]) -> Non
     assert done["main"].returncode == 1
     said = " ".join(done["main"].stdout.split())
     assert "GPU 1 has a total capacity of" in said and "22.00 MiB allowed" in said
-    [run] = project.children_of(project.parent_of("main")).values()
+    _, run = project.only_run("main")
     assert run.data.tags["outcome"] == "out_of_memory" and run.data.metrics["memory/peak_reserved_mib"] <= 22
 
 
@@ -94,7 +93,7 @@ def test_a_budget_that_the_weights_exceed_ends_the_run_out_of_memory(tmp_path: P
     project = Project.copy(tmp_path)
     done = project.here("main", {**NANO, "budget": "1MiB"})
     assert done.returncode == 1 and "gpt2-nano: out_of_memory, OutOfMemoryError: CUDA" in " ".join(done.stdout.split())
-    [run] = project.children_of(project.parent_of("main")).values()
+    _, run = project.only_run("main")
     assert run.data.metrics["memory/peak_reserved_mib"] == 0
 
 
@@ -104,8 +103,7 @@ def test_ctrl_c_in_the_middle_of_a_run_on_a_card_keeps_what_was_measured(tmp_pat
         wait_for(lambda: is_training(project), "the first steps")
         err = interrupted(process)
     assert process.returncode == 130 and "interrupted: everything measured so far is kept" in err
-    parent = project.parent_of("main")
-    [child] = project.children_of(parent).values()
+    parent, child = project.only_run("main")
     assert parent.info.status == child.info.status == "KILLED"
     assert child.data.metrics["memory/peak_reserved_mib"] > 0 and child.data.metrics["data/tokens_seen"] > 0
     assert not unsent(project)

@@ -327,7 +327,7 @@ def test_the_technique_of_the_architecture_page_trains(tmp_path: Path) -> None:
     assert "FITPROOF_TECHNIQUES=rmsprop " in command and given == {"rmsprop_alpha": "0.9"}
     done = project.pipeline(entry, {**SMALL, **given})
     assert done.returncode == 0, done.stderr
-    [run] = project.children_of(project.parent_of(entry)).values()
+    _, run = project.only_run(entry)
     assert run.data.params["rmsprop_alpha"] == "0.9"
     assert run.data.metrics["check/prediction_error_percent"] == pytest.approx(0, abs=0.1)
 

@@ -200,7 +200,7 @@ def test_the_parent_has_tables_figures_a_page_and_the_environment(entry: str, pr
 
 
 def test_exact_params_of_one_run(project: Project, done: Done) -> None:
-    [run] = project.children_of(project.parent_of("main")).values()
+    _, run = project.only_run("main")
     assert run.data.params == {
         "model": "gpt2-nano",
         "task": "none",
@@ -382,7 +382,7 @@ def test_the_search_answers_and_its_answer_runs(project: Project, done: Done) ->
     assert config["effective_batch_size"] == 8
     again = project.mlflow_run_here("main", {"config": "best.yaml"})
     assert again.returncode == 0, again.stderr
-    [run] = project.children_of(project.parent_of("main")).values()
+    _, run = project.only_run("main")
     assert run.data.metrics["memory/peak_allocated_mib"] == pytest.approx(best["peak_allocated_mib"])
 
 
@@ -390,8 +390,7 @@ def test_a_logged_config_runs_again_with_the_same_losses(project: Project, done:
     first = project.children_of(project.parent_of("combined"))["all three"]
     config = download(project, first.info.run_id, "config.yaml")
     project.succeed("main", {"config": str(config)})
-    store = project.parent_of("main")
-    [run] = project.children_of(store).values()
+    _, run = project.only_run("main")
     assert run.data.metrics["loss/final"] == first.data.metrics["loss/final"]
     assert run.data.params == first.data.params
 

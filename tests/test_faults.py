@@ -91,8 +91,7 @@ def test_a_loss_that_is_not_a_number_is_named_with_its_step(project: Project) ->
     spiky = {"model": "spiky", "corpus": "random_vectors", "spiky.width": "32", "spiky.num_heads": "2"}
     done = project.pipeline("main", {**small, **spiky, "spiky.step": "6"})
     assert done.returncode == 1 and "the loss of optimizer step 6 is nan" in " ".join(done.stdout.split())
-    parent = project.parent_of("main")
-    [child] = project.children_of(parent).values()
+    parent, child = project.only_run("main")
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FAILED", "FAILED", "diverged")
     points = mlflow.MlflowClient(project.store).get_metric_history(child.info.run_id, "step/loss")
     assert [point.step for point in points] == list(range(6))
@@ -111,8 +110,7 @@ def test_a_training_killed_in_the_middle_of_a_step_keeps_the_steps_before(projec
     killing.join()
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     assert "killed by SIGKILL" in " ".join(done.stdout.split())
-    parent = project.parent_of("main")
-    [child] = project.children_of(parent).values()
+    parent, child = project.only_run("main")
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FAILED", "FAILED", "out_of_memory")
     [result] = project.folder.glob("runs/*/*/result.json")
     points = mlflow.MlflowClient(project.store).get_metric_history(child.info.run_id, "step/loss")
@@ -181,8 +179,7 @@ def test_ctrl_c_marks_the_runs_killed_and_keeps_what_was_measured(entry: str, wa
     assert process.returncode not in (0, 2)
     assert way == "mlflow run" or process.returncode == 130, err
     assert way == "mlflow run" or "interrupted: everything measured so far is kept" in err
-    parent = project.parent_of(entry)
-    [child] = project.children_of(parent).values()
+    parent, child = project.only_run(entry)
     assert child.info.status == "KILLED"
     # `mlflow run` writes FAILED over whatever the project says of its own run when it is interrupted.
     assert parent.info.status == ("FAILED" if way == "mlflow run" else "KILLED")

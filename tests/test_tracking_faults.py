@@ -64,8 +64,7 @@ def test_results_that_find_the_disk_full_end_the_job_with_a_line(tmp_path: Path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error: the output folder must be writable" in done.stderr
     assert "No space left on device" in done.stderr
-    parent = project.parent_of("main")
-    [child] = project.children_of(parent).values()
+    parent, child = project.only_run("main")
     assert (parent.info.status, child.info.status, child.data.metrics["step/loss"] > 0) == ("FAILED", "KILLED", True)
 
 
@@ -74,8 +73,7 @@ def test_files_that_find_the_disk_full_are_kept_and_sent_once_there_is_room(arti
     done = project.here("main", SMALL)
     assert done.returncode == 0 and "s per optimizer step" in done.stdout, done.stderr
     assert "No space left on device" in done.stderr and "fitproof sync" in done.stderr
-    parent = project.parent_of("main")
-    [child] = project.children_of(parent).values()
+    parent, child = project.only_run("main")
     assert (parent.info.status, child.info.status, child.data.metrics["step/loss"] > 0) == (
         "FINISHED",
         "FINISHED",
@@ -149,8 +147,7 @@ def test_a_server_that_restarts_during_a_run_misses_nothing(server: MlflowServer
         os.killpg(training.pid, signal.SIGINT)
         _, err = training.communicate(timeout=120)
     assert "all results have reached MLflow now" in err
-    parent = project.parent_of("main", server.address)
-    [child] = project.children_of(parent, server.address).values()
+    parent, child = project.only_run("main", server.address)
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("KILLED", "KILLED", "interrupted")
     assert losses(server, project) == measured_steps(project)
     assert not unsent(project)
@@ -179,8 +176,7 @@ def test_a_server_that_is_away_and_comes_back_gets_everything_once(server: Mlflo
     said = [process.communicate(timeout=120) for process in two]
     assert [process.returncode for process in two] == [0, 0], said
     assert not unsent(project)
-    parent = project.parent_of("main", server.address)
-    [child] = project.children_of(parent, server.address).values()
+    parent, child = project.only_run("main", server.address)
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FINISHED", "FINISHED", "ok")
     assert losses(server, project) == list(range(NUM_STEPS))
 

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 from processes import started, wait_for
 from project import SMALL, Project, as_words
 from servers import MlflowServer, Postgresql, Proxy, proxy_to
 from test_faults import unsent
-from test_sync import history
-from test_tracking_faults import PATIENT, measured_steps
+from test_tracking_faults import PATIENT, losses, measured_steps
 
 NUM_STEPS = 120
 SECONDS_AWAY = 20
@@ -43,24 +41,15 @@ WORDS = [
 ]
 
 
-def losses(project: Project, server: MlflowServer) -> list[int]:
-    """Return the steps whose loss the newest child run has in the tracking server, in order."""
-    children = project.children_of(project.parent_of("main", server.address), server.address)
-    return [
-        step for run in children.values() for step, _ in history(MlflowClient(server.address), run).get("step/loss", [])
-    ]
-
-
 def num_steps(project: Project) -> int:
     """Return how many optimizer steps the run has on local disk."""
     return sum(file.read_text().count("\n") for file in project.folder.glob("runs/*/*/steps.jsonl"))
 
 
 def assert_all_arrived(project: Project, server: MlflowServer) -> None:
-    parent = project.parent_of("main", server.address)
-    [child] = project.children_of(parent, server.address).values()
+    parent, child = project.only_run("main", server.address)
     assert (parent.info.status, child.info.status, child.data.tags["outcome"]) == ("FINISHED", "FINISHED", "ok")
-    assert losses(project, server) == measured_steps(project) == list(range(NUM_STEPS))
+    assert losses(server, project) == measured_steps(project) == list(range(NUM_STEPS))
     assert not unsent(project)
 
 
@@ -98,7 +87,7 @@ def test_a_network_that_hangs_does_not_stop_training_and_misses_nothing(
         out, err = training.communicate(timeout=300)
         assert training.returncode == 0 and "s per optimizer step" in out, err
         assert "send it with: fitproof sync" in err and len(measured_steps(project)) == NUM_STEPS
-    assert len(losses(project, server)) < NUM_STEPS and unsent(project)
+    assert len(losses(server, project)) < NUM_STEPS and unsent(project)
     proxy.flow()
     assert project.call("python", "-m", "fitproof", "sync").returncode == 0
     assert_all_arrived(project, server)

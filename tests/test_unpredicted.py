@@ -201,7 +201,7 @@ def test_every_job_says_in_the_terminal_why_a_prediction_is_missing(project: Pro
     cause = f"Own.forward (reading_model.py:{line_of('item', written(forward=READ_IN_FORWARD))}) reads a value"
     main = project.here("main", given)
     assert main.returncode == 0 and f"not predicted: {cause}" in " ".join(main.stdout.split()), main.stdout
-    [child] = project.children_of(project.parent_of("main")).values()
+    _, child = project.only_run("main")
     assert child.data.metrics["memory/peak_allocated_mib"] > 0
     assert "memory/predicted_peak_allocated_mib" not in child.data.metrics
     assert child.data.tags["prediction"].startswith(f"not predicted: {cause}")

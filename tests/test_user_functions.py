@@ -82,7 +82,7 @@ def test_every_kind_of_entry_point_takes_them(project: Project) -> None:
     ):
         done = project.mlflow_run(entry, settings) if entry == "search" else project.here(entry, settings)
         assert done.returncode == 0, done.stderr
-    [child] = project.children_of(project.parent_of("main")).values()
+    _, child = project.only_run("main")
     assert child.data.params["model"] == OWN["model"]
     assert len(child.data.params["user_code"].split()) == 2
     assert child.data.metrics["check/prediction_error_percent"] == pytest.approx(0, abs=2)
