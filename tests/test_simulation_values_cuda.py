@@ -221,6 +221,19 @@ given.sum().item()
     assert read.place == "<string>:8"
 
 
+def test_a_program_may_divide_by_scales_that_it_reads_of_an_unknown_tensor() -> None:
+    code = """
+import torch
+x = torch.randn(2**20, device="cuda")
+class Image(torch.Tensor): pass
+scales = x.max() - x.min(), x.std(), x.norm(), x.amax(), torch.linalg.vector_norm(x), x.as_subclass(Image).max()
+for scale in scales:
+    assert 1 / scale.item() == 1
+"""
+    [read] = only(run_code(code, values=True)).unknown_reads
+    assert read.place == "<string>:7" and not read.may_steer
+
+
 def test_values_take_a_bounded_part_of_the_hosts_memory_and_known_ones_stay() -> None:
     code = """
 import resource, torch

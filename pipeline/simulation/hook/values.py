@@ -62,6 +62,11 @@ LAUNCHERS = {
     "torch._inductor.triton_heuristics": "CachingAutotuner",  # until torch 2.4
 }
 """Modules and their classes whose method `run` launches a kernel that is no operator's."""
+SCALES = {
+    *(aten.max.default, aten.amax.default, aten.std.correction, aten.var.correction),
+    *(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.linalg_vector_norm.default),
+}
+"""Operators whose results programs divide by: of a tensor of which nothing is known they are guessed to be one."""
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 """Matrix products, whose last argument has the type of their result."""
 COLLECTIVES = ("c10d", "_c10d_functional")
@@ -273,6 +278,8 @@ class Values(TorchDispatchMode):
             for it in (*(tree_leaves(outs) if isinstance(outs, (list, tuple)) else (outs,)), *written):
                 if _is_on_card(it):
                     self._forget(it)
+        if func in SCALES and outs.is_floating_point() and _is_small(outs):
+            self._set(outs, torch.ones((), dtype=outs.dtype), is_known=False)
         return outs
 
     def _on_both(self, func: Any, args: Any, kwargs: Any, on_card: list[torch.Tensor]) -> Any:
