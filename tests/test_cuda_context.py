@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import TINY, own_cache, tiny
 
+from pipeline.base.results import Outcome, Result
 from pipeline.config.experiment import Experiment
 from pipeline.jobs.plan_settings import budget_bytes_on
 from pipeline.memory.device import hardware_of
@@ -117,10 +118,15 @@ def test_reserved_bytes_are_not_part_of_the_context(
     used: tuple[int | None, int | None], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The work of the clean process is done in this one, which has no training to do."""
+
+    def here(experiment: Experiment, log: Path, observers: Sequence[context._Received], *, work: object) -> Result:
+        work(experiment, None, observers[0].message)  # type: ignore[operator]
+        return Result(outcome=Outcome.OK, detail=None, steps=(), memory=None, finished=None, seconds_total=1.0)
+
     readings = iter(used)
     monkeypatch.setattr(context, "used_bytes", lambda device: next(readings))
     monkeypatch.setattr(context, "train", lambda *_: None)
-    monkeypatch.setattr(context, "run_all", lambda _, function, arguments: [(0, function(arguments[0]))])
+    monkeypatch.setattr(context, "execute", here)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 20)
     assert measure_context([tiny()]) == expected
 
@@ -130,12 +136,10 @@ def test_the_clean_process_trains_in_each_precision(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(context, "SETTINGS", {**TINY, "num_steps": 3, "timing_warmup_steps": 2})
     experiments = trainings(CPU, hardware_of(CPU))
     assert [experiment.settings.precision for experiment in experiments] == ["fp32", "fp16", "bf16"]  # type: ignore[attr-defined]
-    assert context.taken_by(experiments[:1]) is None
+    emitted: list[object] = []
+    context._train_all(experiments[:1], experiments[0], experiments[0].prepare(), emitted.append)
+    assert emitted == []
     assert measure_context([experiments[0], experiments[2]]) is None
-
-
-def test_a_context_is_not_known_if_a_training_fails() -> None:
-    assert measure_context([tiny(corpus="text_files")]) is None
 
 
 @pytest.mark.gpu

@@ -1,22 +1,25 @@
 """The size of a CUDA context: measured once a week if the card is in this machine, else an assumed value."""
 
 import hashlib
+import tempfile
 import time
-from collections.abc import Sequence
-from functools import cache
-from typing import get_args
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 
-from pipeline.base.contracts import Hardware
-from pipeline.base.errors import InvalidInputError
+from pipeline.base.contracts import Hardware, Prepared
 from pipeline.base.files import cache_folder, write_atomically
+from pipeline.base.results import Outcome
 from pipeline.base.units import MIB
 from pipeline.config.experiment import Experiment, make_experiment
 from pipeline.memory.device import device_name, used_bytes
 from pipeline.prediction.cards import assumed_context_bytes
 from pipeline.runtime.environment import environment
-from pipeline.runtime.worker_pool import WorkerError, run_all, worker_pool
+from pipeline.runtime.observer import Observer
+from pipeline.runtime.run import execute
 from pipeline.techniques.precision import Precision
 from pipeline.training.loop import train
 
@@ -106,24 +109,35 @@ def measure_context(experiments: Sequence[Experiment]) -> int | None:
         KeyboardInterrupt: Ctrl-C ended the process.
 
     """
-    try:
-        with worker_pool(1) as pool:
-            [(_, taken_bytes)] = run_all(pool, taken_by, [experiments])
-    except (InvalidInputError, WorkerError):
-        return None
-    return taken_bytes if taken_bytes and taken_bytes > 0 else None
+    received = _Received()
+    with tempfile.TemporaryDirectory() as folder:
+        work = partial(_train_all, experiments)
+        result = execute(experiments[0], Path(folder) / "log.txt", [received], work=work)
+    if result.outcome is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt
+    return received.taken_bytes if received.taken_bytes and received.taken_bytes > 0 else None
 
 
-def taken_by(experiments: Sequence[Experiment]) -> int | None:
-    """Train in this process, and return the bytes that this took outside the caching allocator; None without NVML."""
-    device, prepared = experiments[0].device, experiments[0].prepare()
-    before = used_bytes(device)
+class _Received(Observer):
+    """Receives the bytes that _train_all() emits."""
+
+    taken_bytes: int | None = None
+
+    def message(self, message: Any) -> None:
+        """Receive them."""
+        self.taken_bytes = message
+
+
+def _train_all(
+    experiments: Sequence[Experiment], first: Experiment, prepared: Prepared, emit: Callable[[Any], None]
+) -> None:
+    """Train each experiment in this process, and emit the bytes that this took outside the caching allocator."""
+    before = used_bytes(first.device)
     for experiment in experiments:
         train(experiment, prepared, lambda _: None)
-    after = used_bytes(device)
-    if before is None or after is None:
-        return None
-    return after - before - torch.cuda.memory_reserved(device)
+    after = used_bytes(first.device)
+    if before is not None and after is not None:
+        emit(after - before - torch.cuda.memory_reserved(first.device))
 
 
 def _own_device(target: Hardware) -> torch.device | None:
