@@ -12,6 +12,7 @@ from pipeline.base.errors import InvalidInputError
 from pipeline.jobs.plan import make_plan
 from pipeline.planning.clipping import cost_of_clipping
 from pipeline.prediction.predict import predict
+from pipeline.runtime.worker_pool import WorkerError
 from pipeline.searching.experiment_problem import make_experiment_problem
 from pipeline.searching.setup import make_sampler
 from pipeline.techniques.optimizer_in_backward import update_in_backward
@@ -103,8 +104,13 @@ def test_an_update_that_fails_leaves_the_optimizers_groups_as_they_were() -> Non
     assert optimizer.param_groups[0]["params"] == parameters
 
 
-def test_an_error_of_the_prediction_without_clipping_costs_only_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_error_of_the_prediction_without_clipping_costs_only_its_sentence(
+    raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(*_: object, **__: object) -> Iterator[tuple[int, InvalidInputError]]:
+        if raises:
+            raise WorkerError("a worker process ended before its task was done")
         yield 0, InvalidInputError("predicting it raises RuntimeError: an operator without a fake implementation")
 
     monkeypatch.setattr("pipeline.planning.clipping.predict_each", failing)

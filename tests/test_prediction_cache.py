@@ -61,6 +61,9 @@ def test_the_least_recently_used_files_are_removed_above_the_limit(
         ask(number)
         os.utime(file, times=(0, time.time() - 10 * prediction_cache.IN_USE_SECONDS + number))
     (folder / "another-file").write_bytes(bytes(10**6))
+    cannot_be_removed = folder / "prediction-folder"
+    cannot_be_removed.mkdir()
+    os.utime(cannot_be_removed, times=(0, 0))
     ask(0)
     monkeypatch.setattr(prediction_cache, "LIMIT_BYTES", 2 * files[0].stat().st_size)
     remove_least_used.cache_clear()  # as in another process

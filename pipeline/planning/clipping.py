@@ -27,7 +27,10 @@ def cost_of_clipping(predicted: Iterable[tuple[Experiment, int]], target: Hardwa
     if not possible:
         return None
     before, other, one = min(possible, key=lambda each: each[0])
-    [(_, prediction)] = predict_each([other], target, budget_bytes=budget_bytes)
+    try:
+        [(_, prediction)] = predict_each([other], target, budget_bytes=budget_bytes)
+    except RuntimeError:  # its process has ended: the rest of the answer stands
+        return None
     if not isinstance(prediction, Prediction) or prediction.peak_bytes >= before:
         return None
     fits = ", which fits" if prediction.fits(budget_bytes) and before > budget_bytes else ""

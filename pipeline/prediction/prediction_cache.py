@@ -132,15 +132,16 @@ def remove_least_used(folder: Path) -> None:
     """Remove the least recently used files above the limit, once in a process: it looks at every file."""
     used: list[tuple[float, int, Path]] = []
     for file in folder.glob(PATTERN):
-        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+        with contextlib.suppress(OSError):  # another process has removed it, or it is another user's
             state = file.stat()
             used.append((state.st_mtime, state.st_size, file))
     total = sum(num_bytes for _, num_bytes, _ in used)
     for last_used, num_bytes, old in sorted(used):
         if total <= LIMIT_BYTES or last_used > time.time() - IN_USE_SECONDS:
             return
-        old.unlink(missing_ok=True)
-        total -= num_bytes
+        with contextlib.suppress(OSError):
+            old.unlink()
+            total -= num_bytes
 
 
 def _card_state(experiment: Experiment) -> tuple[object, ...]:
