@@ -162,14 +162,16 @@ def _find_workspaces(timeline: Timeline, sizes: Sequence[int]) -> None:
 
 
 def _find_states(timeline: Timeline) -> None:
-    """Call optimizer state what a script that updates itself has made between backward passes and never frees."""
+    """Call optimizer state what a script that updates itself has made after its first backward pass and never frees.
+
+    What it has made since the last but one may be of its last step alone, as its batch.
+    """
     begins = [span.begin for span in timeline.spans]
-    backward = [span.begin for span in timeline.spans if span.phase == "backward"]
+    backward = [number for number, span in enumerate(timeline.spans) if span.phase == "backward"]
     for number in timeline.alive(len(timeline.events_E) - 1):
-        one, begin = timeline.storages[number], timeline.allocated_at_N[number]
-        is_between = bool(backward) and backward[0] < begin < backward[-1]
-        is_of_backward = timeline.spans[bisect_right(begins, begin) - 1].phase == "backward"
-        if is_between and not is_of_backward and one.category in ("temporary", "activations"):
+        one, span = timeline.storages[number], bisect_right(begins, timeline.allocated_at_N[number]) - 1
+        is_between = len(backward) > 1 and backward[0] < span < backward[-2]
+        if is_between and span not in backward and one.category in ("temporary", "activations"):
             one.category = "optimizer state"
 
 

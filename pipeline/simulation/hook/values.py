@@ -182,6 +182,8 @@ class Values(TorchDispatchMode):
         self._num_bytes = 0  # of shadows, with those removed since room was made
         self._running = _Running()
         self._launchers = dict(LAUNCHERS)
+        self._captured: set[int] = set()  # keys of what graphs write, whenever one is launched
+        torch.cuda.CUDAGraph.replay = self._doubting_captured(torch.cuda.CUDAGraph.replay)  # type: ignore[method-assign]
         self._source = SOURCE(self._fill)
         _card.card_ask(self._source)
         _card.card_looks_on()
@@ -214,16 +216,20 @@ class Values(TorchDispatchMode):
         makes = any(isinstance(it, torch.device) and it.type == "cuda" for it in leaves)
         if not on_card and not makes:
             return func(*args, **kwargs)
-        if torch.cuda.is_current_stream_capturing():  # what is captured runs whenever its graph is launched
-            self._doubt(_mutated(func, args, kwargs) if isinstance(func, OpOverload) else on_card)
-            return func(*args, **kwargs)
+        if torch.cuda.is_current_stream_capturing():
+            outs = func(*args, **kwargs)
+            is_atens = isinstance(func, OpOverload) and func.namespace == "aten"
+            written = tree_leaves((outs, _mutated(func, args, kwargs) if is_atens else on_card))
+            self._captured.update(map(_key, filter(_is_on_card, written)))
+            self._doubt(written)
+            return outs
         if isinstance(func, HigherOrderOperator):  # what it runs is not seen here, nor what it writes to
             for it in on_card:
                 self._forget(it)
             return func(*args, **kwargs)
         if func.namespace in COLLECTIVES:
             return self._collective(func, args, kwargs)
-        if func._schema.name in OPERATORS_IN_PYTHON:
+        if func._schema.name in OPERATORS_IN_PYTHON and all(map(_has_shape, on_card)):
             return self._in_python(func, args, kwargs)
         if func.namespace != "aten" or not all(map(_is_small, on_card)):
             return self._on_card_alone(func, args, kwargs)
@@ -235,14 +241,24 @@ class Values(TorchDispatchMode):
         for name in self._launchers.keys() & sys.modules.keys():
             kind = getattr(sys.modules[name], self._launchers[name], None)
             if kind is not None:  # else the module is being imported
-                del self._launchers[name]
+                self._launchers.pop(name, None)  # another thread may have been first
                 kind.run = self._doubting(kind.run)
 
     def _doubting(self, run: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(run)
         def call(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-            self._doubt((args, kwargs))
+            given = tree_leaves((args, kwargs))
+            self._doubt([getattr(it, "base", it) for it in given])  # a tensor, or what describes or reinterprets one
             return run(kernel, *args, **kwargs)
+
+        return call
+
+    def _doubting_captured(self, replay: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(replay)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for key in self._captured & self._shadows.keys():
+                self._shadows[key].is_known = False
+            return replay(*args, **kwargs)
 
         return call
 

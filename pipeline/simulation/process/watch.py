@@ -39,6 +39,8 @@ OWN_FOLDER = str(Path(__file__).parent.parent)
 """The code of the simulation, which is left out of stacks."""
 NUM_EVENTS = 2_000_000
 """Events of the allocator that are kept, the latest ones."""
+MOST_MARKS = 1000
+"""Marks after which gradients of a script that updates itself are no longer noted."""
 MARKED_STEPS = 8
 """Steps of an optimizer after which the addresses of its parameters, gradients and states are no longer noted."""
 FEWEST_STEPS = 2
@@ -68,7 +70,8 @@ class Watch:
         self._steps_of_parameter: dict[int, int] = {}
         self._frozen: list[weakref.ref[Any]] = []
         self._trained: list[weakref.ref[Any]] = []
-        self._gradients: list[tuple[int, int]] | None = None
+        self._gradients: list[tuple[int, int]] = []
+        self._searches_left = MARKED_STEPS
         self._may_update_itself = True
         self._open: list[tuple[str, int, list[list[Any]]]] = []
         self.phases: list[dict[str, Any]] = []
@@ -133,6 +136,8 @@ class Watch:
             if self._is_written or not torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork():
                 return
             self._is_written = True
+            if self._may_update_itself and self._has_optimizer():
+                self.steps = []
             self._mark_modules()
             while self._open:
                 self._leave()
@@ -233,37 +238,48 @@ class Watch:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._may_update_itself or self._is_written or self._open:  # one inside another, as of checkpoints
                 return within(*args, **kwargs)
-            if self._gradients is not None and self._gradients != self._gradients_now():
-                self._after_update()
+            with contextlib.suppress(Exception):  # modules may be of any kind, and none fails for being looked at
+                if self._gradients and self._gradients != self._gradients_now():
+                    self._after_update()
             try:
                 return within(*args, **kwargs)
             finally:
-                self._after_backward()
+                with contextlib.suppress(Exception):
+                    self._after_backward()
 
         return call
 
     def _after_backward(self) -> None:
-        """Note the gradients, unless an optimizer of torch has parameters on a card."""
-        if self._gradients is None:
-            if any(tensor.is_cuda for it in self._objects(self._torch.optim.Optimizer) for tensor in _parameters(it)):
-                self._may_update_itself = False
+        """Note the gradients, unless torch has an optimizer; modules are looked for until some have gradients."""
+        if self._searches_left:
+            self._may_update_itself = not self._has_optimizer()
+            if not self._may_update_itself:
                 return
-            self._trained = [weakref.ref(it) for it in self._objects(self._torch.nn.Module) if it._parameters]
+            modules = self._objects(self._torch.nn.Module)
+            self._trained = [weakref.ref(it) for it in modules if getattr(it, "_parameters", None)]
             self._mark_modules()
-        if len(self.steps) < MARKED_STEPS:
+            self._searches_left = 0 if self._with_gradients() else self._searches_left - 1
+        if len(self.steps) < MARKED_STEPS and len(self.marks) < MOST_MARKS:
             self._mark("gradients", [tensor.grad for tensor in self._with_gradients()])
         self._gradients = self._gradients_now()
 
+    def _has_optimizer(self) -> bool:
+        """Whether an optimizer of torch has parameters, on a card or on the host."""
+        return any(map(_parameters, self._objects(self._torch.optim.Optimizer)))
+
     def _after_update(self) -> None:
-        """Count an optimizer step that was none of torch's optimizers."""
+        """Count an optimizer step that was none of torch's optimizers; before the end it is asked for them again."""
         self.steps.append(_now())
         if self._num_steps and len(self.steps) >= PATIENCE * self._num_steps:
-            self.end("its number of steps")
+            if self._has_optimizer():
+                self._may_update_itself, self.steps = False, []
+            else:
+                self.end("its number of steps")
 
     def _with_gradients(self) -> list[Any]:
         modules = [module for found in self._trained if (module := found()) is not None]
         own = {id(it): it for module in modules for it in module._parameters.values() if it is not None}
-        return [it for it in own.values() if it.grad is not None]
+        return [it for it in own.values() if it.is_leaf and it.grad is not None]
 
     def _gradients_now(self) -> list[tuple[int, int]]:
         """Return what differs once a gradient is another one, or was changed in place."""
@@ -291,8 +307,8 @@ class Watch:
     def _mark_modules(self) -> None:
         """Note the addresses of all parameters and buffers, of frozen modules too."""
         modules = self._objects(self._torch.nn.Module)
-        own = [it for module in modules for it in (*module._parameters.values(), *module._buffers.values())]
-        self._mark("parameters", [tensor for tensor in own if tensor is not None])
+        kinds = [getattr(module, name, None) for module in modules for name in ("_parameters", "_buffers")]
+        self._mark("parameters", [it for kind in kinds if kind for it in kind.values() if it is not None])
 
     def _noting_frozen(self, freeze: Callable[[], None]) -> Callable[[], None]:
         """Return gc.freeze, after which gc.get_objects leaves out what there is so far."""
@@ -300,7 +316,7 @@ class Watch:
         @functools.wraps(freeze)
         def call() -> None:
             kinds = (self._torch.nn.Module, self._torch.optim.Optimizer)
-            self._frozen += [weakref.ref(it) for it in self._objects(kinds)]
+            self._frozen = [weakref.ref(it) for it in {id(it): it for it in self._objects(kinds)}.values()]
             freeze()
 
         return call
