@@ -124,6 +124,7 @@ def test_a_row_changes_its_technique_alone_and_has_its_tolerance(lever: Lever) -
 
 @each(lever for lever in ON_CPU if not lever.same_training)
 def test_another_training_is_searched_only_if_it_is_asked_for(lever: Lever) -> None:
+    needs_package(lever)
     plain, changed = pair(lever, lever.models[0])
     names = lever.settings.keys()
     assert not names & read_yaml(yaml_file("search"))["space"].keys()

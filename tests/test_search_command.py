@@ -1,6 +1,7 @@
 """`search -- command`: a stranger's script, its placeholders as dimensions, its runs timed through the hook."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -222,6 +223,14 @@ def test_a_backward_pass_of_other_than_tensors_is_left_as_it_is(folder: Path, ou
     made = problem(f"{sys.executable} other.py {{--flag}}", num_steps=4)
     result = execute(made.runnable(made.space.choices[0]), folder / "log.txt")
     assert result.outcome is Outcome.OK and len(result.steps) == 4, (folder / "log.txt").read_text()
+
+
+def test_losses_of_any_collection_are_those_of_the_step(folder: Path) -> None:
+    (folder / "other.py").write_text(OTHER_OUTPUTS.replace("OUTPUTS", '{"a": loss, "b": 2 * loss}.values()'))
+    made = problem(f"{sys.executable} other.py {{--flag}}", num_steps=4)
+    result = execute(made.runnable(made.space.choices[0]), folder / "log.txt")
+    assert result.outcome is Outcome.OK and len(result.steps) == 4, (folder / "log.txt").read_text()
+    assert all(math.isfinite(step.loss) for step in result.steps)  # NaN where none was seen
 
 
 JSON = '{"dtype": "fp32", "train": {"micro_batch_size": 8, "gradient_accumulation_steps": 1}}'

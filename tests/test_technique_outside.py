@@ -35,7 +35,7 @@ SEARCH = {
 OF_AN_EARLIER_CONTRACT = FILE.read_text().replace(
     "    recomputed_mlp: bool",
     """    layer_period: ClassVar[int] = 2
-    _own: ClassVar[int] = 2
+    own: ClassVar[int] = 2
 
     def on_host(self, step: Step) -> Step:
         return step
@@ -161,7 +161,7 @@ def settings_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
         (None, "FITPROOF_TECHNIQUES=own_technique must name a module that can be imported from .*no module own_tech"),
         ("x = 1", "must define one subclass of pipeline.base.technique.Technique, and own_technique defines 0"),
         ("1 / 0", "FITPROOF_TECHNIQUES=own_technique must not raise an error, and raises ZeroDivisionError; fix it"),
-        (OF_AN_EARLIER_CONTRACT, "and own_technique has layer_period, on_host, which nothing reads; begin the name"),
+        (OF_AN_EARLIER_CONTRACT, "and own_technique has layer_period, on_host of an earlier one, which nothing reads"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_refused(

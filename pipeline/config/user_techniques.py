@@ -15,13 +15,18 @@ from pipeline.base.technique import Technique
 from pipeline.base.user_functions import classes_in, import_user_module
 
 VARIABLE = "FITPROOF_TECHNIQUES"
+EARLIER = {
+    *("conflict", "unsupported", "unsuited", "needs_layers", "on_host", "on_optimizer", "note", "not_predicted"),
+    *("resolved", "task", "within_layers", "size_thresholds", "num_chunks", "layer_period", "layer_reach"),
+}
+"""Names that the contract of a technique had in earlier versions."""
 
 
 def user_techniques() -> dict[str, type[Technique]]:
     """Return the technique of each module that FITPROOF_TECHNIQUES names, by the last part of the module's name.
 
     Raises:
-        InvalidInputError: a module cannot be imported, or does not define one technique, all of whose names are read.
+        InvalidInputError: a module cannot be imported, or does not define one technique of the contract as it is.
 
     """
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
@@ -42,10 +47,9 @@ def _technique_of(name: str) -> type[Technique]:
             f"{len(found)}; put each technique into a file of its own"
         )
     [technique] = found
-    public = {key for key in dir(technique) if not key.startswith("_")}
-    if others := sorted(public - {*dir(Technique), *technique.model_fields}):
+    if earlier := sorted(EARLIER & {*dir(technique)} - {*technique.model_fields}):
         raise InvalidInputError(
-            f"what a technique declares is a setting or part of the contract in docs/architecture.md, and {name} has "
-            f"{', '.join(others)}, which nothing reads; begin the name with _ if it is a helper, else see CHANGELOG.md"
+            f"a technique follows the contract in docs/architecture.md, and {name} has {', '.join(earlier)} of an "
+            "earlier one, which nothing reads any more; CHANGELOG.md says what takes its place"
         )
     return technique

@@ -103,7 +103,8 @@ class Steps:
 
         A recomputed layer calls it with gradients of its own, and is no pass.
         """
-        outputs = tensors if isinstance(tensors, list | tuple) else [tensors]
+        is_one = isinstance(tensors, (self._torch.Tensor, Iterator))  # left to autograd
+        outputs = [tensors] if is_one else list(tensors)
         scalars = [one for one in outputs if isinstance(one, self._torch.Tensor) and one.numel() == 1]
         if grad_tensors is None and scalars:
             self._num_passes += 1

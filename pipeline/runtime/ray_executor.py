@@ -81,10 +81,11 @@ def _task(
                     if isinstance(event, Exception):
                         raise event
                     yield event
-            yield log_file.read_text(errors="replace") if log_file.exists() else ""
+            log = log_file.read_text(errors="replace") if log_file.exists() else ""
         finally:
             cancelled.set()
             thread.join()
+    yield log  # the driver may end this process once it has it
 
 
 def run_task(
