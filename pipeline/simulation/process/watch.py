@@ -13,6 +13,7 @@ import functools
 import gc
 import json
 import multiprocessing.util
+import operator
 import os
 import pickle
 import site
@@ -255,7 +256,7 @@ class Watch:
             self._may_update_itself = not self._has_optimizer()
             if not self._may_update_itself:
                 return
-            modules = self._objects(self._torch.nn.Module)
+            modules = self._objects("nn.Module")
             self._trained = [weakref.ref(it) for it in modules if getattr(it, "_parameters", None)]
             self._mark_modules()
             self._searches_left = 0 if self._with_gradients() else self._searches_left - 1
@@ -265,7 +266,7 @@ class Watch:
 
     def _has_optimizer(self) -> bool:
         """Whether an optimizer of torch has parameters, on a card or on the host."""
-        return any(map(_parameters, self._objects(self._torch.optim.Optimizer)))
+        return any(map(_parameters, self._objects("optim.Optimizer")))
 
     def _after_update(self) -> None:
         """Count an optimizer step that was none of torch's optimizers; before the end it is asked for them again."""
@@ -290,7 +291,7 @@ class Watch:
 
         Steps are those of its parameters: an optimizer that wraps another one takes none itself.
         """
-        optimizers = self._objects(self._torch.optim.Optimizer)
+        optimizers = self._objects("optim.Optimizer")
         on_cards = ([tensor for tensor in _parameters(it) if tensor.is_cuda] for it in optimizers)
         return any(max(self._steps_of_parameter.get(id(it), 0) for it in own) < fewest_steps for own in on_cards if own)
 
@@ -306,7 +307,7 @@ class Watch:
 
     def _mark_modules(self) -> None:
         """Note the addresses of all parameters and buffers, of frozen modules too."""
-        modules = self._objects(self._torch.nn.Module)
+        modules = self._objects("nn.Module")
         kinds = [getattr(module, name, None) for module in modules for name in ("_parameters", "_buffers")]
         self._mark("parameters", [it for kind in kinds if kind for it in kind.values() if it is not None])
 
@@ -315,16 +316,21 @@ class Watch:
 
         @functools.wraps(freeze)
         def call() -> None:
-            kinds = (self._torch.nn.Module, self._torch.optim.Optimizer)
-            self._frozen = [weakref.ref(it) for it in {id(it): it for it in self._objects(kinds)}.values()]
+            self._frozen = [
+                weakref.ref(it) for it in {id(it): it for it in self._objects("nn.Module", "optim.Optimizer")}.values()
+            ]
             freeze()
 
         return call
 
-    def _objects(self, kind: Any) -> list[Any]:
-        """Return the objects of a class, or of some, that this process has."""
+    def _objects(self, *kinds: str) -> list[Any]:
+        """Return the objects of some of torch's classes that this process has.
+
+        The classes have names here: torch.compile compiles a function that is given a class of modules.
+        """
+        classes = tuple(operator.attrgetter(kind)(self._torch) for kind in kinds)
         found = gc.get_objects()  # in no list that exists already, which would then hold itself, and all of them
-        return [it for it in found + [frozen() for frozen in self._frozen] if issubclass(type(it), kind)]
+        return [it for it in found + [frozen() for frozen in self._frozen] if issubclass(type(it), classes)]
 
     def _mark(self, category: str, tensors: list[Any]) -> None:
         addresses = {address for tensor in tensors for address in _addresses(self._torch, tensor)}
