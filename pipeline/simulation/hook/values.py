@@ -190,7 +190,9 @@ class Values(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._launchers.keys().isdisjoint(sys.modules):
+        if not self._launchers.keys().isdisjoint(
+            sys.modules.keys()
+        ):  # without keys() it would look at each of thousands
             self._watch_launchers()
         if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):  # of which it arrives as it was called
             with self:
