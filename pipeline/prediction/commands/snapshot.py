@@ -155,10 +155,9 @@ def _find_activations(timeline: Timeline) -> None:
 
 def _find_workspaces(timeline: Timeline, sizes: Sequence[int]) -> None:
     """Call workspaces what has the size of one and is never freed."""
-    for number in timeline.alive(len(timeline.events_E) - 1):
-        one = timeline.storages[number]
-        if one.num_bytes in sizes and one.category in ("temporary", "activations"):
-            one.category = "workspaces"
+    for number in _never_freed(timeline):
+        if timeline.storages[number].num_bytes in sizes:
+            timeline.storages[number].category = "workspaces"
 
 
 def _find_states(timeline: Timeline) -> None:
@@ -166,13 +165,17 @@ def _find_states(timeline: Timeline) -> None:
 
     What it has made since the last but one may be of its last step alone, as its batch.
     """
-    begins = [span.begin for span in timeline.spans]
-    backward = [number for number, span in enumerate(timeline.spans) if span.phase == "backward"]
-    for number in timeline.alive(len(timeline.events_E) - 1):
-        one, span = timeline.storages[number], bisect_right(begins, timeline.allocated_at_N[number]) - 1
-        is_between = len(backward) > 1 and backward[0] < span < backward[-2]
-        if is_between and span not in backward and one.category in ("temporary", "activations"):
-            one.category = "optimizer state"
+    backward = [span.begin for span in timeline.spans if span.phase == "backward"]
+    for number in _never_freed(timeline):
+        span = timeline.span_of(timeline.allocated_at_N[number])
+        if span.phase != "backward" and len(backward) > 1 and backward[0] < span.begin < backward[-2]:
+            timeline.storages[number].category = "optimizer state"
+
+
+def _never_freed(timeline: Timeline) -> list[int]:
+    """Return the numbers of the storages that are never freed and whose purpose is not known otherwise."""
+    alive: list[int] = timeline.alive(len(timeline.events_E) - 1).tolist()
+    return [number for number in alive if timeline.storages[number].category in ("temporary", "activations")]
 
 
 class _Phases:

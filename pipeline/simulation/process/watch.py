@@ -256,9 +256,7 @@ class Watch:
             self._may_update_itself = not self._has_optimizer()
             if not self._may_update_itself:
                 return
-            modules = self._objects("nn.Module")
-            self._trained = [weakref.ref(it) for it in modules if getattr(it, "_parameters", None)]
-            self._mark_modules()
+            self._trained = [weakref.ref(it) for it in self._mark_modules() if getattr(it, "_parameters", None)]
             self._searches_left = 0 if self._with_gradients() else self._searches_left - 1
         if len(self.steps) < MARKED_STEPS and len(self.marks) < MOST_MARKS:
             self._mark("gradients", [tensor.grad for tensor in self._with_gradients()])
@@ -305,32 +303,32 @@ class Watch:
         else:
             end()
 
-    def _mark_modules(self) -> None:
-        """Note the addresses of all parameters and buffers, of frozen modules too."""
+    def _mark_modules(self) -> list[Any]:
+        """Note the addresses of all parameters and buffers, of frozen modules too, and return the modules."""
         modules = self._objects("nn.Module")
         kinds = [getattr(module, name, None) for module in modules for name in ("_parameters", "_buffers")]
         self._mark("parameters", [it for kind in kinds if kind for it in kind.values() if it is not None])
+        return modules
 
     def _noting_frozen(self, freeze: Callable[[], None]) -> Callable[[], None]:
         """Return gc.freeze, after which gc.get_objects leaves out what there is so far."""
 
         @functools.wraps(freeze)
         def call() -> None:
-            self._frozen = [
-                weakref.ref(it) for it in {id(it): it for it in self._objects("nn.Module", "optim.Optimizer")}.values()
-            ]
+            self._frozen = [*map(weakref.ref, self._objects("nn.Module", "optim.Optimizer"))]
             freeze()
 
         return call
 
     def _objects(self, *kinds: str) -> list[Any]:
-        """Return the objects of some of torch's classes that this process has.
+        """Return the objects of some of torch's classes that this process has, each once.
 
         The classes have names here: torch.compile compiles a function that is given a class of modules.
         """
         classes = tuple(operator.attrgetter(kind)(self._torch) for kind in kinds)
-        found = gc.get_objects()  # in no list that exists already, which would then hold itself, and all of them
-        return [it for it in found + [frozen() for frozen in self._frozen] if issubclass(type(it), classes)]
+        found = [it for it in gc.get_objects() if issubclass(type(it), classes)]
+        found += [it for frozen in self._frozen if issubclass(type(it := frozen()), classes)]
+        return [*{id(it): it for it in found}.values()]
 
     def _mark(self, category: str, tensors: list[Any]) -> None:
         addresses = {address for tensor in tensors for address in _addresses(self._torch, tensor)}
