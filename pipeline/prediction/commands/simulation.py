@@ -51,8 +51,8 @@ LATE_OPTIMIZER = (
     "--steps says, and was not waited for any longer: what it needs is not known. Simulate it with --steps all."
 )
 OWN_UPDATES = (
-    "No optimizer of torch.optim took a step: where gradients were used between two backward passes, a step is "
-    f"counted, and {PATIENCE} times as many as --steps says end it."
+    "No optimizer of torch.optim took a step. A step is counted where gradients changed between two backward passes, "
+    f"and {PATIENCE} times as many as --steps says end the command."
 )
 
 
